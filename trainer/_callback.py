@@ -1,0 +1,83 @@
+"""What a callback sees, and how it asks to stop."""
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from trainer._selectors import positive_int
+from trainer._state import TrainState
+
+
+@final
+@dataclass(frozen=True)
+class Stop:
+    """Returned by a callback to end `fit`.
+
+    Attributes:
+        reason: Becomes `FitResult.stop_reason`.
+    """
+
+    reason: str
+
+
+@final
+@dataclass(frozen=True)
+class StepInfo:
+    """What a callback may read. It is a view: nothing in it can be assigned.
+
+    Attributes:
+        step: Number of completed updates.
+        metrics: The last step's metrics, and what earlier callbacks returned. One that
+            the step did not report is not in it.
+        get_state: Returns a copy of the TrainState, which may be kept. It costs a copy
+            of the model and optimizer state, so call it only when needed.
+        evaluate: `Trainer.evaluate` of the state as it is now: takes the data and
+            `loss=`.
+    """
+
+    step: int
+    metrics: Mapping[str, Any]
+    get_state: Callable[[], TrainState]
+    evaluate: Callable[..., dict[str, float]]
+
+    @property
+    def state(self) -> TrainState:
+        """A copy of the TrainState as it is now."""
+        return self.get_state()
+
+    @property
+    def model(self) -> Any:
+        """A copy of the model as it is now."""
+        return self.get_state().model
+
+
+class AbstractCallback(abc.ABC):
+    """Something that happens on the host, every so many steps.
+
+    Callbacks run in the order given. One may return a dict of numbers, which are
+    recorded in the history and seen by the callbacks after it, or `Stop(reason)`. It
+    cannot change the run in any other way: whatever changes the model belongs into the
+    step.
+
+    Attributes:
+        every: Period in steps: called when the number of completed updates is a
+            multiple of it. None means once, when `fit` has finished.
+
+    Example:
+        >>> class Patience(AbstractCallback):
+        ...     def __call__(self, info):
+        ...         if info.metrics["loss"] < 0.1:
+        ...             return Stop("the loss is low enough")
+        >>> Patience(every=50).every
+        50
+    """
+
+    def __init__(self, every: int | None = None):
+        if every is not None:
+            every = positive_int(every, f"`every` of `{type(self).__name__}`")
+        self.every = every
+
+    @abc.abstractmethod
+    def __call__(self, info: StepInfo) -> Mapping[str, Any] | Stop | None:
+        """Do it."""

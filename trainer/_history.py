@@ -1,0 +1,90 @@
+"""What a run recorded, as NumPy arrays on the host."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class History(Mapping[str, Any]):
+    """Everything a run recorded, by name.
+
+    `history["loss"]` is a NumPy array with one value a step. A metric that some steps
+    did not report is a masked array: absent steps are masked, never 0 and never NaN.
+    What callbacks measured, such as a validation loss, has one value each time it was
+    measured. `history.steps(name)` says which step each value belongs to.
+
+    Two histories of one run are joined with `+`.
+
+    Attributes:
+        branches: For every metric that is the index of the active branch of a Switch,
+            the names of its branches.
+    """
+
+    def __init__(self, branches: Mapping[str, tuple[str, ...]] | None = None):
+        self.branches: dict[str, tuple[str, ...]] = dict(branches or {})
+        self._rows: dict[str, list[np.ndarray]] = {}
+        self._steps: dict[str, list[np.ndarray]] = {}
+
+    def extend(self, first_step: int, rows: Mapping[str, np.ndarray]) -> None:
+        """Append values of consecutive steps; `first_step` is what the first one saw."""
+        for name, values in rows.items():
+            self._append(name, np.arange(first_step, first_step + len(values)), values)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        """Append what a callback measured after `step` completed updates."""
+        for name, value in values.items():
+            self._append(name, np.asarray([step]), np.asarray([value]))
+
+    def _append(self, name: str, steps: np.ndarray, values: np.ndarray) -> None:
+        self._rows.setdefault(name, []).append(values)
+        self._steps.setdefault(name, []).append(steps)
+
+    def __getitem__(self, name: str) -> Any:
+        """All values of one metric, in order of the steps."""
+        parts = self._rows[name]
+        masked = any(isinstance(part, np.ma.MaskedArray) for part in parts)
+        joined = np.ma.concatenate(parts) if masked else np.concatenate(parts)
+        self._rows[name] = [joined]
+        return joined
+
+    def steps(self, name: str) -> np.ndarray:
+        """The step of each value of a metric.
+
+        For what the step itself reports this is the step it saw, from 0; for what a
+        callback measured it is the number of completed updates.
+        """
+        self._steps[name] = [np.concatenate(self._steps[name])]
+        return self._steps[name][0]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of everything recorded."""
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        """How many metrics there are."""
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        """Show the number of values by name."""
+        counts = ", ".join(f"{n}: {sum(map(len, p))}" for n, p in self._rows.items())
+        return f"History({counts})"
+
+    def __add__(self, later: "History") -> "History":
+        """Join a run's history and that of its continuation.
+
+        Raises:
+            ValueError: `later` holds a step that is not after all of this one's.
+        """
+        joined = History({**self.branches, **later.branches})
+        for name in dict.fromkeys([*self, *later]):
+            for part in (self, later):
+                if name in part:
+                    joined._append(name, part.steps(name), part[name])
+            steps = joined.steps(name)
+            if np.any(np.diff(steps) <= 0):
+                raise ValueError(
+                    f"`{name}` has steps {steps[0]} to {steps[-1]} that do not increase. "
+                    "Join the history of a run and of what continued it, in that order."
+                )
+        return joined

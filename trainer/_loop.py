@@ -1,0 +1,160 @@
+"""The loop on the host: feed the step, read its metrics now and then, call back."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from trainer._callback import AbstractCallback, StepInfo, Stop
+from trainer._history import History
+from trainer._state import TrainState
+from trainer._step import CompiledStep
+from trainer.callbacks import Progress
+from trainer.data import AbstractSource, Item
+
+
+# Time between two reports that nothing but the progress bar asks for. It bounds how far
+# the host runs ahead of the device, too.
+_SECONDS_PER_REPORT = 0.25
+
+
+class Loop:
+    """One `fit`, from its first step to its last.
+
+    The host reads the device in `_report` and nowhere else.
+
+    Attributes:
+        step: Completed updates.
+        stop_reason: Why the loop ended.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledStep,
+        state: TrainState,
+        source: AbstractSource,
+        items: Iterator[Item],
+        history: History,
+        progress: Progress,
+        callbacks: Sequence[AbstractCallback],
+        evaluate: Callable[..., dict[str, float]],
+    ):
+        self.step = int(state.step)
+        self.stop_reason = ""
+        self._compiled, self._items, self._evaluate = compiled, items, evaluate
+        self._resident = jtu.tree_leaves(source.resident)
+        self._leaves = compiled.flatten(state)
+        self._buffers = compiled.empty()
+        self._history, self._progress, self._callbacks = history, progress, callbacks
+        self._row, self._metrics = 0, {}
+
+    def state(self) -> TrainState:
+        """The state as it is. Its arrays are gone after the next step."""
+        return self._compiled.unflatten(self._leaves)
+
+    def is_lost(self) -> bool:
+        """Whether a call was cut off after it had taken the state."""
+        return any(leaf.is_deleted() for leaf in self._leaves)
+
+    def run(self, num_steps: int | None) -> None:
+        """Run up to `num_steps` completed updates, or the end of the items."""
+        report_at, began, first = (
+            self._next_report(num_steps),
+            time.perf_counter(),
+            self.step,
+        )
+        while num_steps is None or self.step < num_steps:
+            items, error = self._take(
+                min(self._compiled.steps_per_call, report_at - self.step)
+            )
+            if items:
+                self._leaves, self._buffers = self._compiled(
+                    self._leaves, self._buffers, self._row, self._resident, items
+                )
+                self._row += len(items)
+                self.step += len(items)
+            if error is not None or self.step == report_at:
+                self._report()
+                self._measure(began, first)
+                if isinstance(error, StopIteration):
+                    break
+                if error is not None:
+                    raise error
+                self._call_back(
+                    lambda c: c.every is not None and self.step % c.every == 0
+                )
+                if self.stop_reason:
+                    break
+                report_at, began, first = (
+                    self._next_report(num_steps),
+                    time.perf_counter(),
+                    self.step,
+                )
+        self._call_back(lambda c: c.every is None)
+
+    def _take(self, count: int) -> tuple[list[Item], BaseException | None]:
+        """Up to `count` items. What ended them early is raised after they were used."""
+        items: list[Item] = []
+        try:
+            while len(items) < count:
+                item = next(self._items)
+                self._compiled.check_content(item.content)
+                items.append(item)
+        except Exception as error:
+            return items, error
+        return items, None
+
+    def _next_report(self, num_steps: int | None) -> int:
+        """The step at which the host next has to look."""
+        paced = max(
+            int(_SECONDS_PER_REPORT / self._compiled.pace),
+            self._compiled.steps_per_call,
+        )
+        due = [self.step + min(paced, self._compiled.rows)]
+        due += [
+            (self.step // c.every + 1) * c.every for c in self._callbacks if c.every
+        ]
+        return min(due if num_steps is None else [*due, num_steps])
+
+    def _measure(self, began: float, first: int) -> None:
+        if self.step > first:
+            self._compiled.pace = (time.perf_counter() - began) / (self.step - first)
+
+    def _report(self) -> None:
+        """Read the rows written since the last report, and show them."""
+        count, self._row = self._row, 0
+        if not count:
+            return
+        rows = self._compiled.read(self._buffers, count)
+        self._history.extend(self.step - count, rows)
+        last = {name: values[-1] for name, values in rows.items()}
+        self._metrics = {n: v for n, v in last.items() if v is not np.ma.masked}
+        self._progress.update(count, self._metrics)
+
+    def _call_back(self, due: Callable[[AbstractCallback], bool]) -> None:
+        copy: list[TrainState] = []
+
+        def get_state() -> TrainState:
+            if not copy:
+                copy.append(_copied(self.state()))
+            return copy[0]
+
+        def evaluate(data: Any, *, loss: Any = None) -> dict[str, float]:
+            return self._evaluate(self.state(), data, loss=loss)
+
+        for callback in filter(due, self._callbacks):
+            info = StepInfo(self.step, dict(self._metrics), get_state, evaluate)
+            returned = callback(info)
+            if isinstance(returned, Stop):
+                self.stop_reason = returned.reason
+            elif returned is not None:
+                self._history.record(self.step, returned)
+                self._metrics = {**self._metrics, **returned}
+
+
+def _copied(state: TrainState) -> TrainState:
+    return jtu.tree_map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, state)

@@ -1,0 +1,185 @@
+"""Metrics on the device: values that may be absent from a step, and their buffer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from trainer._tree import describe, trace_once
+
+
+class Metric(NamedTuple):
+    """A scalar, and whether the step reported it.
+
+    `present` is True where that is known while tracing. Otherwise it is a traced bool,
+    and `value` means nothing where it is False.
+    """
+
+    value: Any
+    present: Any = True
+
+
+MetricTree = Mapping[str, Metric]
+
+
+def as_metrics(metrics: Any, owner: str) -> dict[str, Metric]:
+    """Check the dict of scalars that the function named `owner` returned."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"`{owner}` returned metrics of type `{type(metrics).__name__}`. "
+            "Metrics are a dict from names to scalars."
+        )
+    checked = {}
+    for name, metric in metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"`{owner}` returned a metric named `{name!r}`, not a str.")
+        metric = metric if isinstance(metric, Metric) else Metric(metric)
+        checked[name] = metric._replace(value=_scalar(metric.value, name, owner))
+    return checked
+
+
+def _scalar(value: Any, name: str, owner: str) -> Array:
+    try:
+        array = jnp.asarray(value)
+    except TypeError:
+        array = None
+    real = array is not None and (
+        jnp.issubdtype(array.dtype, np.floating)
+        or jnp.issubdtype(array.dtype, np.integer)
+        or array.dtype == np.bool_
+    )
+    if array is None or not real or array.shape != ():
+        given = describe(value if array is None else array)
+        raise TypeError(
+            f"Metric `{name}` of `{owner}` is {given}. A metric is one real number a "
+            "step; reduce it, for example with `jnp.mean`."
+        )
+    return jax.lax.convert_element_type(array, _stored_dtype(array.dtype))
+
+
+def _stored_dtype(dtype: Any) -> np.dtype:
+    """Half precision is kept as float32, small integers and bools as int32."""
+    wide = np.dtype(dtype).itemsize == 8
+    if jnp.issubdtype(dtype, np.floating):
+        return np.dtype("float64" if wide else "float32")
+    return np.dtype("int64" if wide else "int32")
+
+
+def switch(
+    index: Array, branches: Sequence[Callable[..., Any]], *operands: PyTree
+) -> tuple[PyTree, dict[str, Metric]]:
+    """`jax.lax.switch` over functions whose metrics may differ.
+
+    Every branch returns `(out, metrics)`. The outputs have one structure. A metric that
+    the running branch did not report is absent: never 0, never NaN. Only the branch at
+    `index` is run, and each function's Python body is run once, while tracing.
+    """
+    traced = [trace_once(branch, *operands) for branch in branches]
+    outs = [out for _, (out, _) in traced]
+    reports = [metrics for _, (_, metrics) in traced]
+    names = list(dict.fromkeys(name for report in reports for name in report))
+    dtypes = {
+        n: jnp.result_type(*(r[n].value for r in reports if n in r)) for n in names
+    }
+    always = {n: all(n in r and r[n].present is True for r in reports) for n in names}
+    out_dtypes = [
+        jnp.result_type(*leaves) if _is_number(leaves[0]) else None
+        for leaves in zip(*(jtu.tree_leaves(out) for out in outs), strict=True)
+    ]
+
+    def uniform(replay: Callable[..., Any]) -> Callable[..., Any]:
+        def branch(*operands: PyTree) -> Any:
+            out, metrics = replay(*operands)
+            leaves, treedef = jtu.tree_flatten(out)
+            leaves = [
+                x if dtype is None else jax.lax.convert_element_type(x, dtype)
+                for x, dtype in zip(leaves, out_dtypes, strict=True)
+            ]
+            values = [
+                jax.lax.convert_element_type(metrics[n].value, dtypes[n])
+                if n in metrics
+                else jnp.zeros((), dtypes[n])
+                for n in names
+            ]
+            present = [
+                jnp.asarray(metrics[n].present if n in metrics else False)
+                for n in names
+                if not always[n]
+            ]
+            return jtu.tree_unflatten(treedef, leaves), values, present
+
+        return branch
+
+    out, values, present = jax.lax.switch(
+        index, [uniform(replay) for replay, _ in traced], *operands
+    )
+    reported = iter(present)
+    metrics = {
+        name: Metric(value, True if always[name] else next(reported))
+        for name, value in zip(names, values, strict=True)
+    }
+    return out, metrics
+
+
+def _is_number(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+class MetricBuffer:
+    """The layout of the rows that the step writes and the host reads once a report.
+
+    Metrics of one dtype share one array of shape `(rows, metrics)`, so that a call of
+    the step hands over a few buffers however many metrics there are.
+    """
+
+    def __init__(self, metrics: MetricTree, rows: int):
+        self.rows = rows
+        self.columns: dict[str, list[str]] = {}
+        for name, metric in metrics.items():
+            self.columns.setdefault(str(metric.value.dtype), []).append(name)
+        self.optional = [n for n, m in metrics.items() if m.present is not True]
+
+    def empty(self) -> dict[str, np.ndarray]:
+        """Buffers with no row written."""
+        arrays = {
+            dtype: np.zeros((self.rows, len(names)), dtype)
+            for dtype, names in self.columns.items()
+        }
+        if self.optional:
+            arrays["present"] = np.zeros((self.rows, len(self.optional)), np.bool_)
+        return arrays
+
+    def write(
+        self, buffers: dict[str, Array], row: Array, metrics: MetricTree
+    ) -> dict[str, Array]:
+        """Write one step's metrics to `row`. Traced."""
+        cells = {
+            dtype: [metrics[n].value for n in names]
+            for dtype, names in self.columns.items()
+        }
+        if self.optional:
+            cells["present"] = [metrics[n].present for n in self.optional]
+        return {
+            dtype: jax.lax.dynamic_update_index_in_dim(
+                buffers[dtype], jnp.stack([jnp.asarray(v) for v in values]), row, 0
+            )
+            for dtype, values in cells.items()
+        }
+
+    def read(
+        self, buffers: Mapping[str, np.ndarray], rows: int
+    ) -> dict[str, np.ma.MaskedArray | np.ndarray]:
+        """The first `rows` rows on the host, one array a metric; absent steps are masked."""
+        found: dict[str, np.ma.MaskedArray | np.ndarray] = {}
+        for dtype, names in self.columns.items():
+            for column, name in enumerate(names):
+                values = np.array(buffers[dtype][:rows, column])
+                if name in self.optional:
+                    present = buffers["present"][:rows, self.optional.index(name)]
+                    values = np.ma.MaskedArray(values, mask=~present)
+                found[name] = values
+        return found

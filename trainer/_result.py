@@ -1,0 +1,46 @@
+"""What `fit` returns."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from trainer._history import History
+from trainer._state import TrainState
+
+
+@final
+@dataclass(frozen=True)
+class FitResult:
+    """What `Trainer.fit` returns.
+
+    Attributes:
+        state: The TrainState after the last update. Give it to `fit` to go on.
+        history: What this fit recorded.
+        stop_reason: `"num_steps"`, `"num_epochs"`, or the reason a callback gave.
+        compiles: How often XLA compiled this Trainer's step, over all its fits. 1.
+        compile_seconds: Seconds this fit spent tracing and compiling the step.
+        seconds: Seconds this fit spent on the steps and callbacks.
+    """
+
+    state: TrainState
+    history: History
+    stop_reason: str
+    compiles: int
+    compile_seconds: float
+    seconds: float
+
+    @property
+    def model(self) -> Any:
+        """The trained model."""
+        return self.state.model
+
+    @property
+    def model_state(self) -> Any:
+        """The trained model's `eqx.nn.State`, or None."""
+        return self.state.model_state
+
+    def __repr__(self) -> str:
+        """Say how far it came."""
+        return (
+            f"FitResult(step={int(self.state.step)}, stop_reason={self.stop_reason!r}, "
+            f"compiles={self.compiles}, seconds={self.seconds:.3g}, {self.history!r})"
+        )

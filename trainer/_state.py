@@ -1,0 +1,32 @@
+"""Everything that evolves while training, in one PyTree."""
+
+from typing import final
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from trainer._types import Key, Model, Step
+
+
+@final
+class TrainState(eqx.Module):
+    """The whole of a training run between two steps.
+
+    A TrainState given to `Trainer.fit` continues the run; nothing else is needed. It is
+    never changed in place: `fit` copies what it is given, so an older state stays
+    usable.
+
+    Attributes:
+        step: Number of completed updates. The first update sees 0.
+        model: The model, as given, with every array strongly typed.
+        model_state: The `eqx.nn.State` of a model with BatchNorm or the like, or None.
+        opt_state: What the update's optimizer remembers.
+        key: The run's random key. It never changes: the update of a step uses
+            `jax.random.fold_in(key, step)`.
+    """
+
+    step: Step
+    model: Model
+    model_state: PyTree
+    opt_state: PyTree
+    key: Key

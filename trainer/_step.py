@@ -1,0 +1,249 @@
+"""The compiled step: one function, traced once, compiled once, called for many steps."""
+
+import time
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.extend
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from trainer._compiles import CompileCounter
+from trainer._cost import choose_steps_per_call, seconds_per_step
+from trainer._explain import explain_trace
+from trainer._losses import Given
+from trainer._metrics import MetricBuffer
+from trainer._state import TrainState
+from trainer._tree import canonical, first_difference, struct
+from trainer._types import RecompileError
+from trainer._update import AbstractUpdate, call_update
+from trainer.data import AbstractSource, Item, stack
+
+
+_ROWS = 1024
+_SMALL = 1024
+
+
+class CompiledStep:
+    """The step of one Trainer, compiled for one kind of state and batch.
+
+    The state is kept as a flat list of arrays between calls, because taking a model
+    apart and putting it together costs more than a small step does. Every call donates
+    the state it is given.
+
+    Attributes:
+        steps_per_call: The most steps that one call runs.
+        rows: How many steps the metric buffer holds.
+        pace: Seconds per step, estimated before the first report and measured after.
+        seconds: Seconds from the first trace until it was compiled.
+    """
+
+    def __init__(
+        self,
+        update: AbstractUpdate,
+        state: TrainState,
+        source: AbstractSource,
+        content: PyTree,
+        steps_per_call: int | Literal["auto"],
+        period: int | None,
+    ):
+        began = time.perf_counter()
+        self._counter = CompileCounter()
+        self._content = jtu.tree_map(_shape, content)
+        self._resident = jtu.tree_map(struct, source.resident)
+        arrays, static = eqx.partition(state, eqx.is_array)
+        self._arrays, self._static = jtu.tree_map(struct, arrays), static
+        self._treedef = jtu.tree_structure(arrays)
+        program, rest = eqx.partition(canonical(update), eqx.is_array)
+        one_step = _one_step(static, rest, source)
+        epoch = jax.ShapeDtypeStruct((), jnp.int32)
+        with explain_trace():
+            closed, found, found_static = eqx.filter_make_jaxpr(one_step)(
+                self._arrays, program, self._resident, self._content, epoch
+            )
+        out_state, metrics = eqx.combine(found, found_static)
+        _check_carry(eqx.combine(self._arrays, static), out_state)
+        jaxpr = closed.jaxpr
+        if steps_per_call == "auto":
+            steps_per_call = choose_steps_per_call(jaxpr, content, period)
+        self.steps_per_call = steps_per_call
+        self.rows = -(-_ROWS // steps_per_call) * steps_per_call
+        self.pace = seconds_per_step(jaxpr)
+        self._buffer = MetricBuffer(metrics, self.rows)
+        # Large arrays that a loss closed over are arguments, not part of the program:
+        # XLA would copy them into it, and try to fold what is computed from them.
+        large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
+        self._constants = [canonical(closed.consts[i], copy=False) for i in large]
+        self._program = jtu.tree_leaves(program)
+        function = self._function(closed, large, jtu.tree_structure(found))
+        jitted = eqx.filter_jit(function, donate="all-except-first")
+        chunk = self._chunk([content])
+        control = np.zeros(2 + steps_per_call, np.int32)
+        resident = jtu.tree_leaves(source.resident)
+        kept = (self._constants, self._program, resident, chunk, control)
+        donated = (self.flatten(state), self.empty())
+        self._compiled = jitted.lower(kept, donated).compile()
+        self.seconds = time.perf_counter() - began
+
+    def _function(self, closed: Any, large: list[int], out_treedef: Any) -> Any:
+        """Write the function that is compiled: up to `steps_per_call` steps."""
+        buffer, most = self._buffer, self.steps_per_call
+        shardings = [leaf.sharding for leaf in jtu.tree_leaves(self._arrays)]
+
+        def one(kept: Any, content: PyTree, k: Any, carry: Any) -> Any:
+            constants, program, resident, _, control = kept
+            leaves, buffers = carry
+            consts = list(closed.consts)
+            for place, constant in zip(large, constants, strict=True):
+                consts[place] = constant
+            run = jax.extend.core.jaxpr_as_fun(
+                jax.extend.core.ClosedJaxpr(closed.jaxpr, consts)
+            )
+            flat = (*leaves, *program, *resident, *jtu.tree_leaves(content))
+            found = run(*flat, control[2 + k])
+            state, metrics = jtu.tree_unflatten(out_treedef, found)
+            buffers = buffer.write(buffers, control[1] + k, _complete(metrics))
+            return [*map(_pin, jtu.tree_leaves(state), shardings)], buffers
+
+        def function(kept: Any, donated: Any) -> Any:
+            _, _, _, chunk, control = kept
+            if most == 1:
+                return one(kept, chunk, 0, donated)
+
+            def body(k: Any, carry: Any) -> Any:
+                take = lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False)
+                return one(kept, jtu.tree_map(take, chunk), k, carry)
+
+            return jax.lax.fori_loop(0, control[0], body, donated)
+
+        function.__name__ = function.__qualname__ = self._counter.name
+        return function
+
+    @property
+    def compiles(self) -> int:
+        """How often XLA compiled this step."""
+        return self._counter.count
+
+    @property
+    def like(self) -> PyTree:
+        """Shapes and dtypes of the content of an item."""
+        return self._content
+
+    def empty(self) -> dict[str, jax.Array]:
+        """Metric buffers with no row written, on the device."""
+        return canonical(self._buffer.empty())
+
+    def read(self, buffers: Any, rows: int) -> dict[str, np.ndarray]:
+        """Bring the first `rows` rows to the host. Waits for the device."""
+        return self._buffer.read(jax.device_get(buffers), rows)
+
+    def check_state(self, state: TrainState, source: AbstractSource) -> None:
+        """Raise RecompileError if the state or the resident data do not fit."""
+        old = eqx.combine(self._arrays, self._static)
+        difference = first_difference("", old, state) or first_difference(
+            "data", self._resident, source.resident
+        )
+        if difference:
+            raise RecompileError(
+                f"{difference}, for which this Trainer's step would compile again. "
+                "Make a new Trainer for it."
+            )
+
+    def check_content(self, content: PyTree) -> None:
+        """Raise RecompileError if an item does not fit."""
+        if jtu.tree_map(_shape, content) != self._content:
+            difference = first_difference("batch", self._content, content)
+            raise RecompileError(
+                f"{difference}, for which the step would compile again. Give every "
+                "batch the structure, shapes and dtypes of the first; for other data, "
+                "make a new Trainer."
+            )
+
+    def flatten(self, state: TrainState) -> list[jax.Array]:
+        """Take a canonical state apart into the arrays that a call takes."""
+        return jtu.tree_leaves(eqx.filter(state, eqx.is_array))
+
+    def unflatten(self, leaves: list[jax.Array]) -> TrainState:
+        """Put a state together again."""
+        return eqx.combine(jtu.tree_unflatten(self._treedef, leaves), self._static)
+
+    def _chunk(self, contents: list[PyTree]) -> PyTree:
+        if self.steps_per_call == 1:
+            return contents[0]
+        return stack(contents, self.steps_per_call)
+
+    def __call__(
+        self,
+        leaves: list[jax.Array],
+        buffers: dict[str, jax.Array],
+        row: int,
+        resident: list[jax.Array],
+        items: list[Item],
+    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+        """Run one step for each item, writing metrics from `row` on. Does not wait."""
+        control = np.zeros(2 + self.steps_per_call, np.int32)
+        control[:2] = len(items), row
+        control[2 : 2 + len(items)] = [item.epoch for item in items]
+        chunk = self._chunk([item.content for item in items])
+        kept = (self._constants, self._program, resident, chunk, control)
+        return self._compiled(kept, (leaves, buffers))
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+
+
+def _pin(leaf: jax.Array, sharding: Any) -> jax.Array:
+    """Keep a leaf where it came from; XLA is free to move what it returns."""
+    if isinstance(sharding, NamedSharding):
+        return jax.lax.with_sharding_constraint(leaf, sharding)
+    return leaf
+
+
+def _complete(metrics: Any) -> Any:
+    """Metrics whose presence is not traced lost the True on the way through the jaxpr."""
+    return {
+        n: m if m.present is not None else m._replace(present=True)
+        for n, m in metrics.items()
+    }
+
+
+def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
+    """Write one step as a function of arrays: state to state, and metrics."""
+
+    def one_step(
+        arrays: Any, program: Any, resident: Any, content: Any, epoch: Any
+    ) -> Any:
+        state: TrainState = eqx.combine(arrays, static)
+        update = eqx.combine(program, rest)
+        batch, mask = source.fetch(resident, content)
+        key = jr.fold_in(state.key, state.step)
+        given = Given(state.step, epoch, key, mask, state.model_state)
+        model, opt_state, metrics, model_state = call_update(
+            update, state.model, state.opt_state, batch, given
+        )
+        state = TrainState(state.step + 1, model, model_state, opt_state, state.key)
+        return jtu.tree_map(_strong, state), metrics
+
+    return one_step
+
+
+def _strong(leaf: Any) -> Any:
+    weak = eqx.is_array(leaf) and getattr(leaf, "weak_type", False)
+    return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
+
+
+def _check_carry(before: TrainState, after: TrainState) -> None:
+    """Raise TypeError unless the state that comes out of a step can go into the next."""
+    difference = first_difference("", before, after)
+    if difference:
+        raise TypeError(
+            f"The update changes the state: {difference}, so that the second step would "
+            "compile again. An update keeps the structure, shapes, dtypes and "
+            "non-array values of the model and `opt_state`."
+        )

@@ -1,0 +1,168 @@
+"""Losses of which one runs at a time, as a selector says."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import jax.numpy as jnp
+
+from trainer._losses import (
+    AbstractComposed,
+    check_unit,
+    combine,
+    Evaluate,
+    Given,
+    named_losses,
+    Output,
+    Unit,
+)
+from trainer._metrics import Metric, switch
+from trainer._selectors import AbstractSelector, At, Cycle, Every
+
+
+@final
+class Switch(AbstractComposed):
+    """Use one of several losses, as a selector says.
+
+    Only the selected loss is computed, and its gradient is taken inside its branch: a
+    loss that is not active costs nothing and cannot put a NaN into the gradient. Inside
+    a branch, `step` is the number of steps that branch has had.
+
+    Reports `branch`, the index of the loss used. A Switch directly inside a branch
+    named `b` reports `b/branch`. The losses may report different metrics: one that the
+    active loss did not report is masked in the history of that step.
+
+    Attributes:
+        selector: Picks the loss.
+        names: Names of the losses: the dict's keys, or the functions' own names.
+        losses: The losses, in order.
+        by: What the selector counts: `"step"` or `"epoch"`. With `"epoch"` it is the
+            branch's `epoch` that counts from the boundary, and `step` is left alone.
+
+    Raises:
+        TypeError: One of the losses is not a loss.
+        ValueError: The selector cannot drive this many losses.
+
+    Example:
+        >>> def near(model, batch): return jnp.abs(model)
+        >>> def far(model, batch): return model**2
+        >>> loss = Switch(Every(10), [near, far])
+        >>> value, metrics = loss(jnp.float32(3.0), None, step=12)
+        >>> float(value), int(metrics["branch"].value)
+        (9.0, 1)
+    """
+
+    selector: AbstractSelector
+    names: tuple[str, ...]
+    losses: tuple[Any, ...]
+    by: Unit
+
+    def __init__(
+        self,
+        selector: AbstractSelector,
+        losses: Mapping[str, Any] | Sequence[Any],
+        *,
+        by: Unit = "step",
+    ):
+        if not isinstance(selector, AbstractSelector):
+            raise TypeError(
+                f"`{selector!r}` is not a selector. Use `tr.Every`, `tr.Cycle`, "
+                "`tr.At`, or a subclass of `tr.AbstractSelector`."
+            )
+        self.selector = selector
+        self.names, self.losses = named_losses(losses, "Switch")
+        self.by = check_unit(by)
+        selector.check(len(self.losses))
+
+    def parts(self) -> dict[str, Any]:
+        """The losses, by name."""
+        return dict(zip(self.names, self.losses, strict=True))
+
+    def branches(self) -> dict[str, tuple[str, ...]]:
+        """Names of the branches, here and below."""
+        found = {"branch": self.names}
+        for name, loss in self.parts().items():
+            if isinstance(loss, AbstractComposed):
+                found |= {_inner(name, k): v for k, v in loss.branches().items()}
+        return found
+
+    def combine(self, evaluate: Evaluate, given: Given) -> Output:
+        """Evaluate the selected loss; see `AbstractComposed.combine`."""
+        count = given.step if self.by == "step" else given.epoch
+        index, local = self.selector(count, len(self.losses))
+        given = given._replace(**{self.by: local.astype(jnp.int32)})
+
+        def branch(name: str, loss: Any) -> Any:
+            def run(given: Given) -> Any:
+                value, metrics, state = combine(loss, evaluate, given)
+                renamed = {_inner(name, k): v for k, v in metrics.items()}
+                return (value, state), renamed
+
+            return run
+
+        functions = [branch(name, loss) for name, loss in self.parts().items()]
+        (value, state), metrics = switch(index, functions, given)
+        return Output(value, {**metrics, "branch": Metric(index)}, state)
+
+
+def _inner(branch: str, metric: str) -> str:
+    """A Switch inside a branch may not report under the outer one's name."""
+    return f"{branch}/{metric}" if metric.split("/")[-1] == "branch" else metric
+
+
+def switch_every(every: int, *losses: Any, by: Unit = "step") -> Switch:
+    """Move on to the next loss every N steps, and start again after the last.
+
+    Args:
+        every: Steps (or epochs) per turn, at least 1.
+        *losses: The losses, in order.
+        by: What is counted: `"step"` or `"epoch"`.
+
+    Example:
+        >>> def data_loss(model, batch): return model
+        >>> def physics_loss(model, batch): return -model
+        >>> loss = switch_every(100, data_loss, physics_loss)
+        >>> [int(loss(jnp.float32(1.0), None, step=s)[0]) for s in (0, 99, 100, 200)]
+        [1, 1, -1, 1]
+    """
+    return Switch(Every(every), losses, by=by)
+
+
+def alternate(*losses: Any, counts: Sequence[int] | None = None) -> Switch:
+    """Take turns: one step each, or `counts` steps each.
+
+    Args:
+        *losses: The losses, in order.
+        counts: Steps per turn, one per loss; one each if not given.
+
+    Example:
+        >>> def a(model, batch): return model
+        >>> def b(model, batch): return -model
+        >>> loss = alternate(a, b, counts=(2, 1))
+        >>> [int(loss(jnp.float32(1.0), None, step=s)[0]) for s in range(4)]
+        [1, 1, -1, 1]
+    """
+    return Switch(Cycle((1,) * len(losses) if counts is None else counts), losses)
+
+
+def piecewise(
+    losses: Mapping[str, Any] | Sequence[Any],
+    boundaries: Sequence[int],
+    *,
+    by: Unit = "step",
+) -> Switch:
+    """Use one loss after another, each from its boundary on.
+
+    Args:
+        losses: The losses, in order; a dict names them.
+        boundaries: First step (or epoch) of every loss but the first. That loss sees it
+            as its own step 0.
+        by: What is counted: `"step"` or `"epoch"`.
+
+    Example:
+        >>> def pretrain(model, batch, *, step): return model + step
+        >>> def finetune(model, batch, *, step): return model - step
+        >>> loss = piecewise([pretrain, finetune], boundaries=[10])
+        >>> [int(loss(jnp.float32(0.0), None, step=s)[0]) for s in (9, 10, 11)]
+        [9, 0, -1]
+    """
+    return Switch(At(boundaries), losses, by=by)

@@ -1,0 +1,311 @@
+"""The Trainer: one compiled step, and the loop around it."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar, final, Literal
+
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+
+from trainer._callback import AbstractCallback
+from trainer._evaluate import evaluate
+from trainer._history import History
+from trainer._loop import Loop
+from trainer._losses import check_loss
+from trainer._program import check_ends, check_key, make_program, split_model
+from trainer._result import FitResult
+from trainer._selectors import positive_int
+from trainer._state import TrainState
+from trainer._step import CompiledStep
+from trainer._tree import canonical
+from trainer._types import Key, RecompileError
+from trainer._update import AbstractUpdate, Minimize
+from trainer.callbacks import Progress
+from trainer.data import AbstractSource, as_source, Wanted
+
+
+_FINAL = ("init", "fit", "evaluate")
+
+
+class Trainer:
+    """Trains a model with one step that is compiled once.
+
+    Give it a loss and an optimizer; or an update; or subclass it and override `loss`
+    (then give the optimizer alone) or `update`. The loss is given in exactly one way.
+
+    Attributes that a subclass sets are read while the step is traced and are part of it
+    from then on: one that is assigned afterwards raises `RecompileError`. What changes
+    while training is a schedule: `tr.Switch`, `tr.WeightedSum`, or the `step` that a
+    loss can ask for.
+
+    Args:
+        loss: A function `(model, batch)` that returns a scalar, or `(scalar, metrics)`,
+            and may ask for `step`, `epoch`, `key`, `mask` and `state` by name; a
+            `tr.AbstractLoss`; or a schedule of them.
+        optimizer: An `optax.GradientTransformation`.
+        update: In the place of both: a `tr.AbstractUpdate`.
+        steps_per_call: How many steps one call of the compiled function runs at most.
+            It changes how long a run takes and nothing else. `"auto"` chooses it from
+            the cost of a step.
+
+    Raises:
+        TypeError: The loss is given in two ways or in none, or is not a loss.
+        ValueError: `steps_per_call` is below 1.
+
+    Example:
+        >>> import equinox as eqx, jax, optax
+        >>> def mse(model, batch):
+        ...     x, y = batch
+        ...     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+        >>> x = jnp.linspace(-1, 1, 32)[:, None]
+        >>> trainer = Trainer(mse, optax.adam(1e-2))
+        >>> model = eqx.nn.Linear(1, 1, key=jr.key(0))
+        >>> result = trainer.fit(model, [(x, 3 * x)], num_steps=500, progress=False)
+        >>> float(result.history["loss"][-1]) < 1e-3, result.compiles
+        (True, 1)
+    """
+
+    last_state: TrainState | None
+    """The state at the end of the last fit, also of one that raised."""
+
+    _compiled: CompiledStep | None
+    _own: ClassVar[frozenset[str]] = frozenset({"last_state", "_compiled"})
+
+    def __init__(
+        self,
+        loss: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
+        *,
+        update: AbstractUpdate | None = None,
+        steps_per_call: int | Literal["auto"] = "auto",
+    ):
+        self.last_state = None
+        self._compiled = None
+        if steps_per_call != "auto":
+            steps_per_call = positive_int(steps_per_call, "`steps_per_call`")
+        self.steps_per_call: int | Literal["auto"] = steps_per_call
+        cls = type(self)
+        self.program: AbstractUpdate = make_program(
+            cls.__name__,
+            loss,
+            optimizer,
+            update,
+            None if cls.loss is Trainer.loss else self.loss,
+            None if cls.update is Trainer.update else self.update,
+        )
+
+    def __init_subclass__(cls, **kwargs: Any):
+        """Refuse a subclass that overrides what it may not."""
+        super().__init_subclass__(**kwargs)
+        for name in _FINAL:
+            if name in vars(cls):
+                raise TypeError(
+                    f"`{cls.__name__}` overrides `Trainer.{name}`, which is final. "
+                    "Override `loss` or `update`, or pass a callback."
+                )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a change that the compiled step would not see."""
+        if getattr(self, "_compiled", None) is not None and name not in self._own:
+            old = f"`{vars(self)[name]!r}`" if name in vars(self) else "without it"
+            raise RecompileError(
+                f"`{name}` of `{type(self).__name__}` is set to `{value!r}`, but its "
+                f"step was compiled with {old} and would not see it. Use a schedule "
+                "of the step for what changes while training, or make a new Trainer."
+            )
+        super().__setattr__(name, value)
+
+    def loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Override to define the loss: `def loss(self, model, batch)`, as for `loss=`."""
+        raise NotImplementedError
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Override to define a whole update.
+
+        `def update(self, model, opt_state, batch)`, and any of `step`, `epoch`, `key`,
+        `mask`, `state` by name; it returns `(model, opt_state, metrics)`, and the new
+        state last if it asked for `state`. `opt_state` starts as the optimizer's state
+        for the model, or as None without an optimizer.
+        """
+        raise NotImplementedError
+
+    @final
+    def init(self, model: Any, *, key: Key | None = None) -> TrainState:
+        """Make the state before the first step.
+
+        Args:
+            model: The model, or `(model, state)` as `eqx.nn.make_with_state` returns.
+            key: The run's random key, typed or not. `jax.random.key(0)` if not given.
+
+        Returns:
+            A TrainState of new, strongly typed arrays: the caller's model stays usable,
+            and arrays that were one are separate.
+
+        Raises:
+            TypeError: `key` is not a key.
+        """
+        model, model_state = split_model(model)
+        key = jr.key(0) if key is None else key
+        check_key(key)
+        model = canonical(model)
+        state = TrainState(
+            jnp.zeros((), jnp.int32), model, model_state, self.program.init(model), key
+        )
+        return canonical(state)
+
+    @final
+    def fit(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        num_steps: int | None = None,
+        num_epochs: int | None = None,
+        key: Key | None = None,
+        callbacks: Sequence[AbstractCallback] = (),
+        progress: bool = True,
+    ) -> FitResult:
+        """Train up to a total number of steps or epochs.
+
+        Args:
+            model: A model starts a run; `(model, state)` too, as
+                `eqx.nn.make_with_state` returns. A TrainState continues one.
+            data: `tr.Arrays`; a `tr.Loader`, or what one takes: any re-iterable of
+                batches, a function that makes one, an iterator; or None, for a loss
+                that needs no batch.
+            num_steps: Completed steps at which to stop, those of the state included.
+            num_epochs: Or: completed epochs at which to stop, likewise.
+            key: The run's random key, when a model is given; see `init`.
+            callbacks: Called in order; see `tr.AbstractCallback`.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            A FitResult. What was given is never changed.
+
+        Raises:
+            TypeError: Not exactly one of `num_steps` and `num_epochs` is given, or a
+                key with a TrainState.
+            RecompileError: The state or a batch would compile the step again.
+            ValueError: The data ends before `num_steps`, or an epoch has no batches.
+
+        After any error, `last_state` is the state at the last completed call.
+        """
+        num_steps, num_epochs = check_ends(num_steps, num_epochs)
+        if not isinstance(model, TrainState):
+            state = self.init(model, key=key)
+        elif key is None:
+            state = canonical(model)
+        else:
+            raise TypeError("A TrainState has its key already; `key` starts a new run.")
+        source, first = as_source(data), int(state.step)
+        history = History(self.program.branches())
+        if num_steps is not None and first >= num_steps:
+            self.last_state = state
+            return FitResult(state, history, "num_steps", self._compiles(), 0.0, 0.0)
+        total = num_steps if num_epochs is None else source.num_steps(num_epochs)
+        bar = Progress(first, total, history.branches, not progress)
+        try:
+            return self._run(
+                state, source, num_steps, num_epochs, callbacks, history, bar
+            )
+        finally:
+            bar.close()
+
+    def _run(
+        self,
+        state: TrainState,
+        source: AbstractSource,
+        num_steps: int | None,
+        num_epochs: int | None,
+        callbacks: Sequence[AbstractCallback],
+        history: History,
+        bar: Progress,
+    ) -> FitResult:
+        self.last_state = state
+        asked = self.program.takes("mask")
+        like = None
+        if self._compiled is not None:
+            self._compiled.check_state(state, source)
+            like = self._compiled.like
+        wanted = Wanted(
+            int(state.step), num_epochs, state.key, any(asked), all(asked), like
+        )
+        items = source.items(wanted)
+        item = next(items, None)
+        if item is None:
+            return FitResult(state, history, "num_epochs", self._compiles(), 0.0, 0.0)
+        compile_seconds = 0.0
+        if self._compiled is None:
+            period = min((c.every for c in callbacks if c.every), default=None)
+            self._compiled = CompiledStep(
+                self.program, state, source, item.content, self.steps_per_call, period
+            )
+            compile_seconds = self._compiled.seconds
+        bar.compiled()
+        began = time.perf_counter()
+        loop = Loop(
+            self._compiled,
+            state,
+            source,
+            itertools.chain([item], items),
+            history,
+            bar,
+            callbacks,
+            self.evaluate,
+        )
+        try:
+            loop.run(num_steps)
+        finally:
+            if not loop.is_lost():
+                self.last_state = loop.state()
+        reason = loop.stop_reason or (
+            "num_steps" if num_epochs is None else "num_epochs"
+        )
+        seconds = time.perf_counter() - began
+        return FitResult(
+            loop.state(), history, reason, self._compiles(), compile_seconds, seconds
+        )
+
+    def _compiles(self) -> int:
+        return 0 if self._compiled is None else self._compiled.compiles
+
+    @final
+    def evaluate(self, model: Any, data: Any, *, loss: Any = None) -> dict[str, float]:
+        """Average the loss and its metrics over data, in inference mode.
+
+        Dropout is off, BatchNorm uses its running statistics and does not change them,
+        and a loss that asks for a key gets one that depends on the batch's place alone:
+        the same model gives the same numbers. Batches count by their examples, so the
+        result is the mean over examples for a loss that is a mean. A short last batch
+        is padded if the loss takes `mask`; otherwise its shape is compiled once more.
+
+        Args:
+            model: A model, `(model, state)`, or a TrainState. A schedule is evaluated
+                at the state's step; at step 0 for a model.
+            data: As for `fit`. It is gone through once.
+            loss: Evaluated in the place of the Trainer's own loss, if given. It has the
+                form of a loss; an accuracy may be one.
+
+        Returns:
+            `"loss"`, and every metric, as floats.
+
+        Raises:
+            ValueError: There are no batches.
+            TypeError: The Trainer has no loss of its own, and none is given.
+        """
+        if loss is None:
+            loss = self.program.loss if isinstance(self.program, Minimize) else None
+        if loss is None and type(self).loss is not Trainer.loss:
+            loss = self.loss
+        if loss is None:
+            raise TypeError(
+                f"`{type(self).__name__}` has no loss of its own to evaluate. "
+                "Pass `loss=`."
+            )
+        check_loss(loss)
+        if not isinstance(model, TrainState):
+            model, model_state = split_model(model)
+            model = TrainState(jnp.int32(0), model, model_state, None, jr.key(0))
+        return evaluate(loss, model, data)

@@ -1,0 +1,133 @@
+"""PyTrees of arrays: names for paths, canonical leaves, comparison, tracing once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jaxtyping import PyTree
+
+
+def path_name(root: str, path: tuple[Any, ...]) -> str:
+    """Write a leaf's path as the Python that reaches it: `batch['x']`, `model.w[0]`."""
+    return (root + jtu.keystr(path)).lstrip(".")
+
+
+def describe(leaf: Any) -> str:
+    """Describe a leaf in a few characters: `float32[4,2]`, or the `repr` of a non-array.
+
+    Example:
+        >>> describe(jnp.zeros((4, 2)))
+        'float32[4,2]'
+    """
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    text = repr(leaf)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def parameters(model: PyTree) -> PyTree:
+    """Keep the leaves an optimizer may change: the inexact arrays. The rest is None."""
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+def struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, never weakly typed."""
+    sharding = leaf.sharding if _is_on_mesh(leaf) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _is_on_mesh(leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1
+
+
+def _home(leaves: list[Any]) -> Sharding:
+    """Where leaves go that were not put anywhere on purpose.
+
+    One leaf spread over a mesh pulls the others onto the same mesh (replicated): a
+    step counter left on one device is a second compile.
+    """
+    for leaf in leaves:
+        if _is_on_mesh(leaf):
+            return NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and leaf.committed:
+            return SingleDeviceSharding(next(iter(leaf.devices())))
+    return SingleDeviceSharding(jnp.zeros(()).devices().pop())
+
+
+def canonical(tree: PyTree, *, copy: bool = True) -> PyTree:
+    """Give every array leaf the one form under which a step compiles once.
+
+    A leaf becomes a strongly typed JAX array, committed to one sharding. With `copy`
+    it is in a buffer of its own as well: the caller's arrays survive donation, and two
+    leaves that were one array are no longer donated twice. Values do not change.
+
+    Example:
+        >>> weak = jnp.asarray(1.0)
+        >>> weak.weak_type, canonical(weak).weak_type
+        (True, False)
+    """
+    arrays, static = eqx.partition(tree, eqx.is_array)
+    leaves, treedef = jtu.tree_flatten(arrays)
+    home = _home(leaves)
+
+    def one(leaf: Any) -> jax.Array:
+        if getattr(leaf, "weak_type", False):
+            leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
+        sharding = leaf.sharding if _is_on_mesh(leaf) else home
+        return jax.device_put(leaf, sharding, may_alias=False if copy else None)
+
+    return eqx.combine(jtu.tree_unflatten(treedef, [one(x) for x in leaves]), static)
+
+
+def first_difference(root: str, old: PyTree, new: PyTree) -> str | None:
+    """Say where two trees differ in structure, shape, dtype or static value, or None.
+
+    Array leaves are compared by shape and dtype alone, other leaves by identity and
+    then by `==`.
+    """
+    old_leaves = jtu.tree_leaves_with_path(old)
+    new_leaves = dict(jtu.tree_leaves_with_path(new))
+    for path, was in old_leaves:
+        name = path_name(root, path)
+        if path not in new_leaves:
+            return f"`{name}` was {describe(was)} and is now gone"
+        now = new_leaves.pop(path)
+        if not _same(was, now):
+            return f"`{name}` was {describe(was)} and is now {describe(now)}"
+    for path, now in new_leaves.items():
+        return f"`{path_name(root, path)}` is new: {describe(now)}"
+    if jtu.tree_structure(old) != jtu.tree_structure(new):
+        return f"`{root}` has another structure, with the same leaves"
+    return None
+
+
+def _same(was: Any, now: Any) -> bool:
+    arrays = [hasattr(x, "shape") and hasattr(x, "dtype") for x in (was, now)]
+    if all(arrays):
+        return tuple(was.shape) == tuple(now.shape) and was.dtype == now.dtype
+    return not any(arrays) and (was is now or bool(was == now))
+
+
+def trace_once(fn: Callable[..., Any], *args: PyTree) -> tuple[Callable[..., Any], Any]:
+    """Run the Python body of `fn` once; return a function that replays it, and its output.
+
+    The output holds a `jax.ShapeDtypeStruct` for every array. Replaying never runs the
+    body again, so one user function is traced once however often it is used, and what
+    it returns is known before it is placed inside a `lax.switch`.
+    """
+    closed, out_struct, out_static = eqx.filter_make_jaxpr(fn)(*args)
+    run = jax.extend.core.jaxpr_as_fun(closed)
+    treedef = jtu.tree_structure(out_struct)
+
+    def replay(*args: PyTree) -> Any:
+        leaves = jtu.tree_leaves(eqx.filter(args, eqx.is_array))
+        return eqx.combine(jtu.tree_unflatten(treedef, run(*leaves)), out_static)
+
+    return replay, eqx.combine(out_struct, out_static)

@@ -1,0 +1,25 @@
+"""Type names shared by every module, and the package's one error class."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Int32, PyTree
+
+
+Batch = PyTree
+Model = PyTree
+Step = Int32[Array, ""]
+Scalar = Float[Array, ""]
+Schedule = Callable[[Step], Any]
+Key = jax.Array
+Metrics = Mapping[str, Any]
+
+
+class RecompileError(RuntimeError):
+    """The compiled step would have to be compiled a second time.
+
+    Raised before anything is run or lost, when a batch, a state or an attribute of the
+    Trainer no longer fits the step that was compiled. The message names the leaf's
+    path, what it was and what it is now.
+    """

@@ -1,0 +1,10 @@
+"""Where batches come from: arrays on the device, or any loader."""
+
+from trainer.data._source import (
+    AbstractSource as AbstractSource,
+    Item as Item,
+    stack as stack,
+    Wanted as Wanted,
+)
+from trainer.data.arrays import Arrays as Arrays
+from trainer.data.loaders import as_source as as_source, Loader as Loader

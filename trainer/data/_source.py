@@ -1,0 +1,140 @@
+"""What the Trainer needs from data, wherever it comes from."""
+
+import abc
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from trainer._tree import describe, path_name
+from trainer._types import Batch, Key
+
+
+class Item(NamedTuple):
+    """What the host hands to one step, and the epoch that it belongs to."""
+
+    content: PyTree
+    epoch: int
+
+
+class Wanted(NamedTuple):
+    """What the run asks of its data.
+
+    Attributes:
+        start: Completed steps; the first item is for this step.
+        num_epochs: Where the items end, or None for never.
+        key: The run's key, for the order of a shuffle.
+        mask: Whether a mask goes with every batch.
+        may_pad: Whether every loss takes the mask, so that a short batch can be padded.
+        like: Structure, shapes and dtypes of the items of the compiled step, or None.
+    """
+
+    start: int
+    num_epochs: int | None
+    key: Key
+    mask: bool
+    may_pad: bool
+    like: PyTree
+
+
+class AbstractSource(abc.ABC):
+    """Where batches come from."""
+
+    resident: PyTree = ()
+    """Arrays that stay on the device and are an argument of every step."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
+        """Make the batch and its mask (or None) from an item's content. Traced."""
+
+    @abc.abstractmethod
+    def items(self, wanted: Wanted) -> Iterator[Item]:
+        """One item for each step from `wanted.start` on."""
+
+    @abc.abstractmethod
+    def num_steps(self, num_epochs: int) -> int | None:
+        """How many steps that many epochs are, at most; None if not known."""
+
+    @abc.abstractmethod
+    def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
+        """All examples once, in order: batch, mask (None unless `pad`), examples."""
+
+
+def host_batch(batch: Any) -> Batch:
+    """Bring one batch into the form that a step takes.
+
+    A tuple or list of one array, as loaders yield for one data set, becomes that array.
+    Numbers become arrays, and dtypes the ones that JAX computes with.
+
+    Raises:
+        TypeError: A column holds text, objects or anything else that is not numbers.
+    """
+    if type(batch) in (tuple, list) and len(batch) == 1:
+        batch = batch[0]
+    return jtu.tree_map_with_path(lambda path, leaf: _column(path, leaf), batch)
+
+
+def _column(path: tuple[Any, ...], leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    try:
+        array = np.asarray(leaf)
+    except ValueError:
+        array = np.empty((), object)
+    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+        raise TypeError(
+            f"Column `{path_name('batch', path)}` has dtype `{array.dtype}`, and a "
+            "compiled step takes numbers only. Leave the column out, or encode it as "
+            f"numbers, in the loader; its first value is {_first(leaf)}."
+        )
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _first(leaf: Any) -> str:
+    values = np.asarray(leaf, object).ravel()
+    return f"`{describe(values[0])}`" if len(values) else "missing"
+
+
+def num_examples(batch: Batch) -> int:
+    """Length of the leading axis; 1 for a batch without one."""
+    for leaf in jtu.tree_leaves(batch):
+        if np.ndim(leaf):
+            return leaf.shape[0]
+    return 1
+
+
+def pad_batch(batch: Batch, size: int) -> tuple[Batch, np.ndarray]:
+    """Repeat the last example until there are `size`; the mask is False on the copies.
+
+    Copies of a real example, and not zeros: a loss that takes a logarithm or divides
+    stays finite on them, so that the mask can take them out of the gradient.
+    """
+    count = num_examples(batch)
+    rows = np.minimum(np.arange(size), count - 1)
+    padded = jtu.tree_map(lambda leaf: leaf[rows] if np.ndim(leaf) else leaf, batch)
+    return padded, np.arange(size) < count
+
+
+def stack(contents: list[PyTree], capacity: int) -> PyTree:
+    """Put items behind one another on a new leading axis of length `capacity`.
+
+    What lies past the last item is never read, so it is left as it is. The buffer is
+    new each time, because the device may still read the one before.
+    """
+    first = contents[0]
+
+    def one(*leaves: Any) -> Any:
+        if any(isinstance(leaf, jax.Array) for leaf in leaves):
+            filled = (*leaves, *(leaves[-1] for _ in range(capacity - len(leaves))))
+            return jnp.stack(filled)
+        buffer = np.empty((capacity, *leaves[0].shape), leaves[0].dtype)
+        for row, leaf in enumerate(leaves):
+            buffer[row] = leaf
+        return buffer
+
+    return jtu.tree_map(one, first, *contents[1:])

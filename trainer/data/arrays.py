@@ -1,0 +1,134 @@
+"""Arrays in memory, kept on the device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from trainer._selectors import positive_int
+from trainer._tree import canonical, describe, path_name
+from trainer._types import Batch, Key
+from trainer.data._source import AbstractSource, host_batch, Item, pad_batch, Wanted
+
+
+class Arrays(AbstractSource):
+    """A data set in memory: kept on the device, its batches gathered inside the step.
+
+    Every batch is full. The examples that are left at the end of an epoch are carried
+    into the first batch of the next, so nothing is dropped and nothing repeated: step
+    `s` sees the examples `s * batch_size` to `(s + 1) * batch_size` of one endless
+    stream of epochs. With `num_epochs` the last batch is filled from the epoch after.
+
+    The order of an epoch depends on the key given to `fit` and the epoch's number
+    alone, so that a run continued at any step sees the batches it would have seen.
+
+    Args:
+        *arrays: Arrays, or PyTrees of them, with one leading axis of equal length. One
+            is the batch by itself; several make it a tuple.
+        batch_size: Examples per step, from 1 to the number of examples.
+        shuffle: Draw a new order for every epoch. Evaluation never shuffles.
+
+    Raises:
+        TypeError: There is no array, or one does not hold numbers.
+        ValueError: Lengths differ, or `batch_size` is out of its bounds.
+
+    Example:
+        >>> data = Arrays(np.arange(10.0), np.arange(10), batch_size=4, shuffle=False)
+        >>> data.num_examples, data.num_steps(num_epochs=2)
+        (10, 5)
+    """
+
+    def __init__(self, *arrays: Any, batch_size: int, shuffle: bool = True):
+        self.arrays = host_batch(arrays)
+        leaves = jtu.tree_leaves_with_path(self.arrays)
+        if not leaves:
+            raise TypeError("`Arrays` was given no arrays.")
+        lengths = {path_name("arrays", p): leaf.shape[:1] for p, leaf in leaves}
+        if len(set(lengths.values())) > 1 or () in lengths.values():
+            given = ", ".join(
+                f"`{n}` has {s[0] if s else 'none'}" for n, s in lengths.items()
+            )
+            raise ValueError(
+                f"The arrays of `Arrays` differ in their number of examples: {given}. "
+                "The leading axis counts the examples."
+            )
+        self.num_examples: int = leaves[0][1].shape[0]
+        self.batch_size = positive_int(batch_size, "`batch_size` of `Arrays`")
+        if self.batch_size > self.num_examples:
+            raise ValueError(
+                f"`batch_size` is `{batch_size}`, but there are {self.num_examples} "
+                "examples, so that no batch can be filled."
+            )
+        self.shuffle = shuffle
+        self._resident: PyTree = None
+
+    def __repr__(self) -> str:
+        """Show the arrays by dtype and shape."""
+        shapes = ", ".join(describe(leaf) for leaf in jtu.tree_leaves(self.arrays))
+        return f"Arrays({shapes}, batch_size={self.batch_size}, shuffle={self.shuffle})"
+
+    @property
+    def resident(self) -> PyTree:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The arrays on the device; put there at first use."""
+        if self._resident is None:
+            self._resident = canonical(self.arrays, copy=False)
+        return self._resident
+
+    @staticmethod
+    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
+        """Gather the rows. They are in bounds, so nothing is clamped or checked."""
+        rows, mask = content
+        take = lambda a: a.at[rows].get(mode="promise_in_bounds")
+        full = None if mask is None else jnp.ones(rows.shape, jnp.bool_)
+        return jax.tree.map(take, resident), full
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps until every example was seen `num_epochs` times."""
+        return -(-num_epochs * self.num_examples // self.batch_size)
+
+    def items(self, wanted: Wanted) -> Iterator[Item]:
+        """The row numbers of one batch a step."""
+        # A scalar stands for the mask of a batch that is always full.
+        mask = np.True_ if wanted.mask else None
+        seed = (
+            np.asarray(_key_data(wanted.key)).ravel().tolist() if self.shuffle else []
+        )
+        size, total = self.batch_size, self.num_examples
+        end = None if wanted.num_epochs is None else self.num_steps(wanted.num_epochs)
+        step, known = wanted.start, (-1, np.empty(0, np.int32))
+        while end is None or step < end:
+            epoch, offset = divmod(step * size, total)
+            if known[0] != epoch:
+                known = (epoch, self._order(seed, epoch))
+            rows = known[1][offset : offset + size]
+            if len(rows) < size:
+                following = self._order(seed, epoch + 1)
+                rows = np.concatenate([rows, following[: size - len(rows)]])
+                known = (epoch + 1, following)
+            yield Item((rows, mask), epoch)
+            step += 1
+
+    def _order(self, seed: list[int], epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.num_examples, dtype=np.int32)
+        order = np.random.default_rng([*seed, epoch]).permutation(self.num_examples)
+        return order.astype(np.int32)
+
+    def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
+        """Consecutive rows; the last batch is short, or padded."""
+        for start in range(0, self.num_examples, self.batch_size):
+            end = min(start + self.batch_size, self.num_examples)
+            batch = jtu.tree_map(lambda a: a[start:end], self.arrays)  # noqa: B023
+            if pad:
+                yield *pad_batch(batch, self.batch_size), end - start
+            else:
+                yield batch, None, end - start
+
+
+def _key_data(key: Key) -> jax.Array:
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(key) if typed else key

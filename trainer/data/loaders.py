@@ -1,0 +1,238 @@
+"""Batches from any loader: jax-dataloader, PyTorch, a list, a generator."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from trainer._selectors import positive_int
+from trainer._tree import first_difference
+from trainer._types import Batch, RecompileError
+from trainer.data._source import (
+    AbstractSource,
+    host_batch,
+    Item,
+    num_examples,
+    pad_batch,
+    Wanted,
+)
+
+
+Ragged = Literal["pad", "drop", "error"]
+
+
+class Loader(AbstractSource):
+    """Batches from anything that yields them, used as it is.
+
+    `fit` wraps what it is given in a Loader; write it out to set an option. A batch is
+    any PyTree of arrays with a leading axis of examples. A tuple or list of one array,
+    as jax-dataloader yields for one data set, reaches the loss as that array.
+
+    All batches have one shape, or the step would compile again. For a shorter one:
+
+    * `"pad"`: it is filled up with copies of its last example, and the `mask` that the
+      losses take is False there. The default where every loss takes `mask`.
+    * `"drop"`: it is left out. The default otherwise.
+    * `"error"`: it is a ValueError.
+
+    Args:
+        batches: A re-iterable of batches; a function without arguments that returns an
+            iterable, called once an epoch; or an iterator, which is used up.
+        ragged: What to do with a batch shorter than the first; see above. With the
+            default, the first one met gives a warning that says what is done.
+        steps_per_epoch: Where an epoch ends if the batches never do. By default it ends
+            when they do.
+
+    Raises:
+        TypeError: `batches` is arrays and not batches of them.
+        ValueError: An option is not one of its values.
+
+    Example:
+        >>> batches = [(np.ones((4, 2)), np.ones(4)), (np.ones((3, 2)), np.ones(3))]
+        >>> [count for _, _, count in Loader(batches).batches(pad=False)]
+        [4, 3]
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        ragged: Ragged | None = None,
+        steps_per_epoch: int | None = None,
+    ):
+        _check_batches(batches)
+        if ragged not in ("pad", "drop", "error", None):
+            raise ValueError(
+                f"`ragged` is `{ragged!r}`; it is `'pad'`, `'drop'` or `'error'`."
+            )
+        if steps_per_epoch is not None:
+            steps_per_epoch = positive_int(steps_per_epoch, "`steps_per_epoch`")
+        self._source = batches
+        self._ragged: Ragged | None = ragged
+        self._steps_per_epoch = steps_per_epoch
+
+    @staticmethod
+    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
+        """The batch and its mask are the content."""
+        return content
+
+    def num_steps(self, num_epochs: int) -> int | None:
+        """Number of batches, if the loader knows its length."""
+        if self._steps_per_epoch is not None:
+            return num_epochs * self._steps_per_epoch
+        try:
+            return num_epochs * len(self._source)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            return None
+
+    def items(self, wanted: Wanted) -> Iterator[Item]:
+        """One batch a step. Batches before the first step wanted are read and skipped."""
+        if self._ragged == "pad" and not wanted.may_pad:
+            raise TypeError(
+                "`ragged='pad'` needs every loss to take `mask`, and one does not. "
+                "Take `mask` and average over the examples where it is True."
+            )
+        fit = _Fit(self._ragged, wanted)
+        iterator = self._open()
+        # An iterator goes on from where it stands: nothing is there to be skipped.
+        once = iterator is self._source
+        epoch, done = 0, wanted.start if once else 0
+        while wanted.num_epochs is None or epoch < wanted.num_epochs:
+            count = 0
+            for batch in itertools.islice(iterator, self._steps_per_epoch):
+                content = fit(host_batch(batch))
+                if content is None:
+                    continue
+                count += 1
+                if done >= wanted.start:
+                    yield Item(content, epoch)
+                done += 1
+            self._check_epoch(epoch, count, once)
+            epoch += 1
+            if done < wanted.start:
+                whole = (wanted.start - done) // count
+                epoch, done = epoch + whole, done + whole * count
+            if not once and epoch != wanted.num_epochs:
+                iterator = self._open()
+
+    def _open(self) -> Iterator[Any]:
+        # Once an epoch and not more: jax-dataloader draws an order each time.
+        source = self._source
+        return iter(source if isinstance(source, Iterable) else source())
+
+    def _check_epoch(self, epoch: int, count: int, once: bool) -> None:
+        short = self._steps_per_epoch is not None and count < self._steps_per_epoch
+        if once and (count == 0 or short):
+            raise ValueError(
+                f"The iterator of batches is used up: epoch {epoch} has {count} batches. "
+                "Pass something that can be iterated again, such as a list or a "
+                "loader, or a function that makes a new iterator: `lambda: batches()`."
+            )
+        if count == 0:
+            raise ValueError(
+                f"Epoch {epoch} has no batches. A loader with fewer examples than its "
+                "batch size, and `drop_last=True`, yields none: make the batch smaller."
+            )
+
+    def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
+        """One epoch as it comes; with `pad`, short batches are padded to the first's size."""
+        size = None
+        for raw in self._open():
+            batch = host_batch(raw)
+            count = num_examples(batch)
+            size = count if size is None else size
+            if pad:
+                yield *pad_batch(batch, size), count
+            else:
+                yield batch, None, count
+
+
+class _Fit:
+    """Brings every batch to the shape of the first, or says why that cannot be."""
+
+    def __init__(self, ragged: Ragged | None, wanted: Wanted):
+        self.wanted = wanted
+        self.said = ragged is not None
+        self.ragged = ragged or ("pad" if wanted.may_pad else "drop")
+        self.like = None if wanted.like is None else wanted.like[0]
+
+    def __call__(self, batch: Batch) -> PyTree | None:
+        if self.like is None:
+            self.like = batch
+        size, count = num_examples(self.like), num_examples(batch)
+        mask = np.ones(size, np.bool_) if self.wanted.mask else None
+        difference = first_difference("batch", self.like, batch)
+        if difference is None:
+            return batch, mask
+        if not _only_shorter(self.like, batch):
+            raise RecompileError(
+                f"{difference}, for which the step would compile again. Give every "
+                "batch the structure, shapes and dtypes of the first; for other data, "
+                "make a new Trainer."
+            )
+        return self._short(batch, count, size)
+
+    def _short(self, batch: Batch, count: int, size: int) -> PyTree | None:
+        if self.ragged == "error":
+            raise ValueError(
+                f"A batch has {count} examples and the first had {size}. "
+                "`ragged='error'` was asked for; `'pad'` and `'drop'` go on."
+            )
+        if not self.said:
+            self.said = True
+            done = "padded and masked" if self.ragged == "pad" else "left out"
+            why = "every loss takes" if self.ragged == "pad" else "not every loss takes"
+            warnings.warn(
+                f"A batch of {count} examples, where the first had {size}, is {done}, "
+                f"because {why} `mask`. Write `tr.Loader(batches, ragged=...)` to "
+                "choose.",
+                stacklevel=2,
+            )
+        if self.ragged == "drop":
+            return None
+        batch, mask = pad_batch(batch, size)
+        return batch, mask if self.wanted.mask else None
+
+
+def _only_shorter(like: Batch, batch: Batch) -> bool:
+    """Whether `batch` is `like` with fewer examples in every leaf."""
+    if jtu.tree_structure(like) != jtu.tree_structure(batch):
+        return False
+    size, count = num_examples(like), num_examples(batch)
+    pairs = zip(jtu.tree_leaves(like), jtu.tree_leaves(batch), strict=True)
+    return 0 < count < size and all(
+        a.dtype == b.dtype
+        and (a.shape == b.shape == () or (size, *a.shape[1:]) == a.shape)
+        and b.shape == (() if a.shape == () else (count, *a.shape[1:]))
+        for a, b in pairs
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _check_batches(batches: Any) -> None:
+    arrays = isinstance(batches, tuple) and any(_is_array(b) for b in batches)
+    if _is_array(batches) or arrays or isinstance(batches, dict):
+        raise TypeError(
+            f"The data is a {type(batches).__name__} of arrays, and not batches of "
+            "them. Use `tr.Arrays(x, y, batch_size=...)`, or `[batch]` for one batch "
+            "that every step sees."
+        )
+    if not (isinstance(batches, Iterable) or callable(batches)):
+        raise TypeError(
+            f"The data is `{batches!r}`, which cannot be iterated. Use `tr.Arrays`, an "
+            "iterable of batches, or a function that returns one."
+        )
+
+
+def as_source(data: Any) -> AbstractSource:
+    """Wrap what the user gave as data. None is a batch of None at every step."""
+    if isinstance(data, AbstractSource):
+        return data
+    return Loader(itertools.repeat(None)) if data is None else Loader(data)
