@@ -3,7 +3,7 @@
 import itertools
 import re
 import threading
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 import jax
@@ -12,17 +12,16 @@ import jax
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _NAME = re.compile(r"trainer_step_(\d+)(?!\d)")
 _numbers = itertools.count()
-_counts: Counter[int] = Counter()
-_seconds: Counter[int] = Counter()
+_counts: defaultdict[int, int] = defaultdict(int)
 _lock = threading.Lock()
 _listening = False
 
 
-def _heard(event: str, seconds: float, **details: Any) -> None:
+def _heard(event: str, duration_secs: float, **details: Any) -> None:
+    del duration_secs
     found = _NAME.search(str(details.get("fun_name", ""))) if event == _EVENT else None
     if found:
         _counts[int(found[1])] += 1
-        _seconds[int(found[1])] += seconds
 
 
 class CompileCounter:
@@ -49,8 +48,3 @@ class CompileCounter:
     def count(self) -> int:
         """How often it was compiled."""
         return _counts[self._number]
-
-    @property
-    def seconds(self) -> float:
-        """How long XLA took for it."""
-        return _seconds[self._number]

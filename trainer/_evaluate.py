@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from trainer._explain import explain_trace
 from trainer._losses import (
+    AbstractComposed,
     asked_for,
     evaluate_loss,
     Given,
@@ -31,7 +32,11 @@ def _one_batch(
     given = Given(state.step, jnp.int32(0), key, mask, state.model_state)
     with explain_trace():
         value, metrics, _ = evaluate_loss(loss, model, batch, given)
-    found = {"loss": Metric(value), **metrics}
+    # The index of a branch and a weight belong to a step; they have no mean.
+    branches = loss.branches() if isinstance(loss, AbstractComposed) else {}
+    schedule = {n for n in metrics if n in branches or "weight" in n.split("/")[:-1]}
+    found = {n: m for n, m in metrics.items() if n not in schedule}
+    found["loss"] = Metric(value)
     # The step is traced, so presence is a value like the others.
     return {n: Metric(m.value, jnp.asarray(m.present)) for n, m in found.items()}
 

@@ -49,7 +49,7 @@ class TraceError(TypeError):
 
 @contextlib.contextmanager
 def explain_trace() -> Iterator[None]:
-    """Say what the user's code did, and where, if it raises one of JAX's trace errors."""
+    """Say what was done, and where, when tracing raises one of JAX's errors."""
     try:
         yield
     except tuple(_REMEDY) as error:

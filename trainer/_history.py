@@ -27,7 +27,7 @@ class History(Mapping[str, Any]):
         self._steps: dict[str, list[np.ndarray]] = {}
 
     def extend(self, first_step: int, rows: Mapping[str, np.ndarray]) -> None:
-        """Append values of consecutive steps; `first_step` is what the first one saw."""
+        """Append values of consecutive steps, of which the first saw `first_step`."""
         for name, values in rows.items():
             self._append(name, np.arange(first_step, first_step + len(values)), values)
 
@@ -84,7 +84,7 @@ class History(Mapping[str, Any]):
             steps = joined.steps(name)
             if np.any(np.diff(steps) <= 0):
                 raise ValueError(
-                    f"`{name}` has steps {steps[0]} to {steps[-1]} that do not increase. "
+                    f"The steps of `{name}` do not increase where the histories meet. "
                     "Join the history of a run and of what continued it, in that order."
                 )
         return joined

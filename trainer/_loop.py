@@ -14,7 +14,7 @@ from trainer._history import History
 from trainer._state import TrainState
 from trainer._step import CompiledStep
 from trainer.callbacks import Progress
-from trainer.data import AbstractSource, Item
+from trainer.data import AbstractSource, Chunk, Item
 
 
 # Time between two reports that nothing but the progress bar asks for. It bounds how far
@@ -68,15 +68,19 @@ class Loop:
             self.step,
         )
         while num_steps is None or self.step < num_steps:
-            items, error = self._take(
-                min(self._compiled.steps_per_call, report_at - self.step)
-            )
-            if items:
+            most = min(self._compiled.steps_per_call, report_at - self.step)
+            chunk, epochs, error = self._take(most)
+            if epochs:
                 self._leaves, self._buffers = self._compiled(
-                    self._leaves, self._buffers, self._row, self._resident, items
+                    self._leaves,
+                    self._buffers,
+                    self._row,
+                    self._resident,
+                    chunk,
+                    epochs,
                 )
-                self._row += len(items)
-                self.step += len(items)
+                self._row += len(epochs)
+                self.step += len(epochs)
             if error is not None or self.step == report_at:
                 self._report()
                 self._measure(began, first)
@@ -96,17 +100,20 @@ class Loop:
                 )
         self._call_back(lambda c: c.every is None)
 
-    def _take(self, count: int) -> tuple[list[Item], BaseException | None]:
-        """Up to `count` items. What ended them early is raised after they were used."""
-        items: list[Item] = []
+    def _take(self, count: int) -> tuple[Chunk, list[int], BaseException | None]:
+        """Take up to `count` items, and their epochs.
+
+        What ended them early is returned, to be raised after they were used.
+        """
+        chunk, epochs = Chunk(self._compiled.layout), []
         try:
-            while len(items) < count:
+            while len(epochs) < count:
                 item = next(self._items)
-                self._compiled.check_content(item.content)
-                items.append(item)
+                chunk.add(item.content)
+                epochs.append(item.epoch)
         except Exception as error:
-            return items, error
-        return items, None
+            return chunk, epochs, error
+        return chunk, epochs, None
 
     def _next_report(self, num_steps: int | None) -> int:
         """The step at which the host next has to look."""

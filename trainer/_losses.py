@@ -73,9 +73,10 @@ def asked_for(
     ]
     misplaced = [name for name in positional[: len(lead)] if name in NAMES]
     if len(positional) < len(lead) or unknown or misplaced:
+        article = "An" if kind == "update" else "A"
         raise TypeError(
-            f"{'An' if kind[0] in 'aeiou' else 'A'} {kind} takes `({', '.join(lead)})`, "
-            f"then any of `step`, `epoch`, `key`, `mask`, `state` by name; "
+            f"{article} {kind} takes `({', '.join(lead)})`, then any of `step`, "
+            "`epoch`, `key`, `mask`, `state` by name; "
             f"`{name_of(fn)}` takes `({', '.join(p.name for p in arguments)})`. "
             "A batch of several arrays is one argument: unpack it inside."
         )
@@ -105,8 +106,8 @@ class AbstractLoss(eqx.Module):
     """
 
     @abc.abstractmethod
-    def __call__(self, model: Model, batch: Batch, **given: Any) -> Any:
-        """Compute the loss of one batch."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of one batch; see the class."""
 
 
 Evaluate = Callable[[Any, Given], Output]
@@ -148,7 +149,7 @@ class AbstractComposed(AbstractLoss):
         mask: Any = None,
         state: Any = None,
     ) -> Any:
-        """Compute the loss of one batch, as a loss with metrics (and state) returns it."""
+        """Compute the loss of one batch. Returns `(value, metrics)`, and the state."""
         given = Given(jnp.int32(step), jnp.int32(epoch), key, mask, state)
         value, metrics, state = evaluate_loss(self, model, batch, given)
         return (value, metrics) if state is None else (value, metrics, state)
@@ -185,7 +186,7 @@ def evaluate_loss(loss: Any, model: Model, batch: Batch, given: Given) -> Output
 
 
 def call_leaf(loss: Any, model: Model, batch: Batch, given: Given) -> Output:
-    """Call a loss that is not composed with what it asks for, and check what it returns."""
+    """Call a loss that is not composed with what it asks for; check its answer."""
     if isinstance(loss, AbstractJoint):
         return loss.joint(model, batch, given)
     names = asked_for(loss, LOSS_ARGUMENTS, "loss")

@@ -173,7 +173,7 @@ class MetricBuffer:
     def read(
         self, buffers: Mapping[str, np.ndarray], rows: int
     ) -> dict[str, np.ma.MaskedArray | np.ndarray]:
-        """The first `rows` rows on the host, one array a metric; absent steps are masked."""
+        """Take the first `rows` rows apart, by metric; absent steps are masked."""
         found: dict[str, np.ma.MaskedArray | np.ndarray] = {}
         for dtype, names in self.columns.items():
             for column, name in enumerate(names):

@@ -28,7 +28,7 @@ class Overridden(AbstractUpdate):
     optimizer: optax.GradientTransformation | None
 
     def init(self, model: Model) -> PyTree:
-        """Make the optimizer's state for the model's inexact arrays, if there is one."""
+        """Make the optimizer's state, if there is one, for the inexact arrays."""
         return self.optimizer and self.optimizer.init(parameters(model))
 
     def takes(self, name: str) -> list[bool]:
@@ -121,8 +121,8 @@ def check_ends(
 ) -> tuple[int | None, int | None]:
     if (num_steps is None) == (num_epochs is None):
         raise TypeError(
-            f"`num_steps` is `{num_steps}` and `num_epochs` is `{num_epochs}`; give one "
-            "of them. It is the total at which `fit` stops."
+            f"`num_steps` is `{num_steps}` and `num_epochs` is `{num_epochs}`; give "
+            "one of them. It is the total at which `fit` stops."
         )
     if num_steps is not None:
         return positive_int(num_steps, "`num_steps`"), None

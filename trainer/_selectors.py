@@ -16,7 +16,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def positive_int(value: Any, what: str) -> int:
-    """Check that `value` is a whole number from 1 to 2**31 - 1, and return it as an int."""
+    """Check that `value` is a whole number from 1 to 2**31 - 1; return it as an int."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -143,6 +143,7 @@ class Cycle(AbstractSelector):
 
     def __call__(self, step: Step, num: int) -> tuple[Step, Step]:
         """Pick the branch; see `AbstractSelector.__call__`."""
+        del num
         ends = np.cumsum(self.counts, dtype=np.int32)
         starts, counts = jnp.asarray(ends - self.counts), jnp.asarray(self.counts)
         place, turn = step % ends[-1], step // ends[-1]
@@ -195,6 +196,7 @@ class At(AbstractSelector):
 
     def __call__(self, step: Step, num: int) -> tuple[Step, Step]:
         """Pick the branch; see `AbstractSelector.__call__`."""
+        del num
         starts = np.asarray((0, *self.boundaries), np.int32)
         index = jnp.sum(step >= starts[1:], dtype=jnp.int32)
         return index, step - jnp.asarray(starts)[index]

@@ -1,4 +1,4 @@
-"""The compiled step: one function, traced once, compiled once, called for many steps."""
+"""The compiled step: traced once, compiled once, called for many steps."""
 
 import time
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from trainer._state import TrainState
 from trainer._tree import canonical, first_difference, struct
 from trainer._types import RecompileError
 from trainer._update import AbstractUpdate, call_update
-from trainer.data import AbstractSource, Item, stack
+from trainer.data import AbstractSource, Chunk, Layout
 
 
 _ROWS = 1024
@@ -38,6 +38,7 @@ class CompiledStep:
 
     Attributes:
         steps_per_call: The most steps that one call runs.
+        layout: What an item's content looks like.
         rows: How many steps the metric buffer holds.
         pace: Seconds per step, estimated before the first report and measured after.
         seconds: Seconds from the first trace until it was compiled.
@@ -54,7 +55,7 @@ class CompiledStep:
     ):
         began = time.perf_counter()
         self._counter = CompileCounter()
-        self._content = jtu.tree_map(_shape, content)
+        like = Layout(content, 1).like
         self._resident = jtu.tree_map(struct, source.resident)
         arrays, static = eqx.partition(state, eqx.is_array)
         self._arrays, self._static = jtu.tree_map(struct, arrays), static
@@ -64,7 +65,7 @@ class CompiledStep:
         epoch = jax.ShapeDtypeStruct((), jnp.int32)
         with explain_trace():
             closed, found, found_static = eqx.filter_make_jaxpr(one_step)(
-                self._arrays, program, self._resident, self._content, epoch
+                self._arrays, program, self._resident, like, epoch
             )
         out_state, metrics = eqx.combine(found, found_static)
         _check_carry(eqx.combine(self._arrays, static), out_state)
@@ -72,6 +73,7 @@ class CompiledStep:
         if steps_per_call == "auto":
             steps_per_call = choose_steps_per_call(jaxpr, content, period)
         self.steps_per_call = steps_per_call
+        self.layout = Layout(content, steps_per_call)
         self.rows = -(-_ROWS // steps_per_call) * steps_per_call
         self.pace = seconds_per_step(jaxpr)
         self._buffer = MetricBuffer(metrics, self.rows)
@@ -81,11 +83,12 @@ class CompiledStep:
         self._constants = [canonical(closed.consts[i], copy=False) for i in large]
         self._program = jtu.tree_leaves(program)
         function = self._function(closed, large, jtu.tree_structure(found))
-        jitted = eqx.filter_jit(function, donate="all-except-first")
-        chunk = self._chunk([content])
+        jitted: Any = eqx.filter_jit(function, donate="all-except-first")
+        chunk = Chunk(self.layout)
+        chunk.add(content)
         control = np.zeros(2 + steps_per_call, np.int32)
         resident = jtu.tree_leaves(source.resident)
-        kept = (self._constants, self._program, resident, chunk, control)
+        kept = (self._constants, self._program, resident, chunk.content(), control)
         donated = (self.flatten(state), self.empty())
         self._compiled = jitted.lower(kept, donated).compile()
         self.seconds = time.perf_counter() - began
@@ -129,11 +132,6 @@ class CompiledStep:
         """How often XLA compiled this step."""
         return self._counter.count
 
-    @property
-    def like(self) -> PyTree:
-        """Shapes and dtypes of the content of an item."""
-        return self._content
-
     def empty(self) -> dict[str, jax.Array]:
         """Metric buffers with no row written, on the device."""
         return canonical(self._buffer.empty())
@@ -154,16 +152,6 @@ class CompiledStep:
                 "Make a new Trainer for it."
             )
 
-    def check_content(self, content: PyTree) -> None:
-        """Raise RecompileError if an item does not fit."""
-        if jtu.tree_map(_shape, content) != self._content:
-            difference = first_difference("batch", self._content, content)
-            raise RecompileError(
-                f"{difference}, for which the step would compile again. Give every "
-                "batch the structure, shapes and dtypes of the first; for other data, "
-                "make a new Trainer."
-            )
-
     def flatten(self, state: TrainState) -> list[jax.Array]:
         """Take a canonical state apart into the arrays that a call takes."""
         return jtu.tree_leaves(eqx.filter(state, eqx.is_array))
@@ -172,30 +160,25 @@ class CompiledStep:
         """Put a state together again."""
         return eqx.combine(jtu.tree_unflatten(self._treedef, leaves), self._static)
 
-    def _chunk(self, contents: list[PyTree]) -> PyTree:
-        if self.steps_per_call == 1:
-            return contents[0]
-        return stack(contents, self.steps_per_call)
-
     def __call__(
         self,
         leaves: list[jax.Array],
         buffers: dict[str, jax.Array],
         row: int,
         resident: list[jax.Array],
-        items: list[Item],
+        chunk: Chunk,
+        epochs: list[int],
     ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-        """Run one step for each item, writing metrics from `row` on. Does not wait."""
+        """Run one step an item of the chunk, and write metrics from `row` on.
+
+        Does not wait for the device.
+        """
         control = np.zeros(2 + self.steps_per_call, np.int32)
-        control[:2] = len(items), row
-        control[2 : 2 + len(items)] = [item.epoch for item in items]
-        chunk = self._chunk([item.content for item in items])
-        kept = (self._constants, self._program, resident, chunk, control)
+        control[:2] = len(epochs), row
+        control[2 : 2 + len(epochs)] = epochs
+        content = chunk.content()
+        kept = (self._constants, self._program, resident, content, control)
         return self._compiled(kept, (leaves, buffers))
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
 
 
 def _pin(leaf: jax.Array, sharding: Any) -> jax.Array:
@@ -206,7 +189,7 @@ def _pin(leaf: jax.Array, sharding: Any) -> jax.Array:
 
 
 def _complete(metrics: Any) -> Any:
-    """Metrics whose presence is not traced lost the True on the way through the jaxpr."""
+    """Give back the True that a presence known while tracing lost in the jaxpr."""
     return {
         n: m if m.present is not None else m._replace(present=True)
         for n, m in metrics.items()
@@ -239,11 +222,11 @@ def _strong(leaf: Any) -> Any:
 
 
 def _check_carry(before: TrainState, after: TrainState) -> None:
-    """Raise TypeError unless the state that comes out of a step can go into the next."""
+    """Raise TypeError unless the state that comes out of a step can go into it."""
     difference = first_difference("", before, after)
     if difference:
         raise TypeError(
-            f"The update changes the state: {difference}, so that the second step would "
-            "compile again. An update keeps the structure, shapes, dtypes and "
+            f"The update changes the state: {difference}, so that the second step "
+            "would compile again. An update keeps the structure, shapes, dtypes and "
             "non-array values of the model and `opt_state`."
         )

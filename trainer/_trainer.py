@@ -118,7 +118,11 @@ class Trainer:
         super().__setattr__(name, value)
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Override to define the loss: `def loss(self, model, batch)`, as for `loss=`."""
+        """Override to define the loss.
+
+        `def loss(self, model, batch)`, and any of `step`, `epoch`, `key`, `mask`,
+        `state` by name; it returns what a function given as `loss=` returns.
+        """
         raise NotImplementedError
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +232,7 @@ class Trainer:
         like = None
         if self._compiled is not None:
             self._compiled.check_state(state, source)
-            like = self._compiled.like
+            like = self._compiled.layout.like
         wanted = Wanted(
             int(state.step), num_epochs, state.key, any(asked), all(asked), like
         )

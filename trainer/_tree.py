@@ -18,7 +18,7 @@ def path_name(root: str, path: tuple[Any, ...]) -> str:
 
 
 def describe(leaf: Any) -> str:
-    """Describe a leaf in a few characters: `float32[4,2]`, or the `repr` of a non-array.
+    """Describe a leaf in a few characters: dtype and shape, or the `repr`.
 
     Example:
         >>> describe(jnp.zeros((4, 2)))
@@ -116,7 +116,7 @@ def _same(was: Any, now: Any) -> bool:
 
 
 def trace_once(fn: Callable[..., Any], *args: PyTree) -> tuple[Callable[..., Any], Any]:
-    """Run the Python body of `fn` once; return a function that replays it, and its output.
+    """Run the Python body of `fn` once; return a replay of it, and its output.
 
     The output holds a `jax.ShapeDtypeStruct` for every array. Replaying never runs the
     body again, so one user function is traced once however often it is used, and what

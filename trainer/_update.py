@@ -48,10 +48,8 @@ class AbstractUpdate(eqx.Module):
         """Make the `opt_state` that the first update sees."""
 
     @abc.abstractmethod
-    def __call__(
-        self, model: Model, opt_state: PyTree, batch: Batch, **given: Any
-    ) -> Any:
-        """Return the updated model, the new `opt_state`, and a dict of metrics."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Update the model once; see the class."""
 
     def takes(self, name: str) -> list[bool]:
         """Whether each loss in it asks for `name`; by default, whether it does."""

@@ -34,7 +34,7 @@ class _Sum(AbstractJoint):
     weights: tuple[float, ...]
 
     def joint(self, model: Model, batch: Batch, given: Given) -> Output:
-        """Weighted sum of the terms, each with the state that the one before returned."""
+        """Add the terms up; each gets the state that the one before returned."""
         total, metrics = None, {}
         for name, loss, weight in zip(
             self.names, self.losses, self.weights, strict=True

@@ -1,9 +1,9 @@
 """Where batches come from: arrays on the device, or any loader."""
 
+from trainer.data._chunk import Chunk as Chunk, Layout as Layout
 from trainer.data._source import (
     AbstractSource as AbstractSource,
     Item as Item,
-    stack as stack,
     Wanted as Wanted,
 )
 from trainer.data.arrays import Arrays as Arrays

@@ -76,10 +76,20 @@ def host_batch(batch: Any) -> Batch:
     """
     if type(batch) in (tuple, list) and len(batch) == 1:
         batch = batch[0]
-    return jtu.tree_map_with_path(lambda path, leaf: _column(path, leaf), batch)
+    try:
+        return jtu.tree_map(_column, batch)
+    except _NotNumbers:
+        # The path is looked up for the message only: it costs more than the rest.
+        for path, leaf in jtu.tree_leaves_with_path(batch):
+            _named_column(path, leaf)
+        raise
 
 
-def _column(path: tuple[Any, ...], leaf: Any) -> Any:
+class _NotNumbers(TypeError):
+    pass
+
+
+def _column(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     try:
@@ -87,12 +97,19 @@ def _column(path: tuple[Any, ...], leaf: Any) -> Any:
     except ValueError:
         array = np.empty((), object)
     if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        raise TypeError(
-            f"Column `{path_name('batch', path)}` has dtype `{array.dtype}`, and a "
-            "compiled step takes numbers only. Leave the column out, or encode it as "
-            f"numbers, in the loader; its first value is {_first(leaf)}."
-        )
+        raise _NotNumbers(str(array.dtype))
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _named_column(path: tuple[Any, ...], leaf: Any) -> None:
+    try:
+        _column(leaf)
+    except _NotNumbers as error:
+        raise TypeError(
+            f"Column `{path_name('batch', path)}` has dtype `{error}`, and a compiled "
+            "step takes numbers only. Leave the column out, or encode it as numbers, "
+            f"in the loader; its first value is {_first(leaf)}."
+        ) from None
 
 
 def _first(leaf: Any) -> str:
@@ -118,23 +135,3 @@ def pad_batch(batch: Batch, size: int) -> tuple[Batch, np.ndarray]:
     rows = np.minimum(np.arange(size), count - 1)
     padded = jtu.tree_map(lambda leaf: leaf[rows] if np.ndim(leaf) else leaf, batch)
     return padded, np.arange(size) < count
-
-
-def stack(contents: list[PyTree], capacity: int) -> PyTree:
-    """Put items behind one another on a new leading axis of length `capacity`.
-
-    What lies past the last item is never read, so it is left as it is. The buffer is
-    new each time, because the device may still read the one before.
-    """
-    first = contents[0]
-
-    def one(*leaves: Any) -> Any:
-        if any(isinstance(leaf, jax.Array) for leaf in leaves):
-            filled = (*leaves, *(leaves[-1] for _ in range(capacity - len(leaves))))
-            return jnp.stack(filled)
-        buffer = np.empty((capacity, *leaves[0].shape), leaves[0].dtype)
-        for row, leaf in enumerate(leaves):
-            buffer[row] = leaf
-        return buffer
-
-    return jtu.tree_map(one, first, *contents[1:])

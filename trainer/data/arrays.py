@@ -72,7 +72,7 @@ class Arrays(AbstractSource):
         return f"Arrays({shapes}, batch_size={self.batch_size}, shuffle={self.shuffle})"
 
     @property
-    def resident(self) -> PyTree:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def resident(self) -> PyTree:
         """The arrays on the device; put there at first use."""
         if self._resident is None:
             self._resident = canonical(self.arrays, copy=False)

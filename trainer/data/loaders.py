@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from trainer._selectors import positive_int
-from trainer._tree import first_difference
-from trainer._types import Batch, RecompileError
+from trainer._types import Batch
+from trainer.data._chunk import does_not_fit, Layout
 from trainer.data._source import (
     AbstractSource,
     host_batch,
@@ -78,6 +78,7 @@ class Loader(AbstractSource):
     @staticmethod
     def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
         """The batch and its mask are the content."""
+        del resident
         return content
 
     def num_steps(self, num_epochs: int) -> int | None:
@@ -90,7 +91,7 @@ class Loader(AbstractSource):
             return None
 
     def items(self, wanted: Wanted) -> Iterator[Item]:
-        """One batch a step. Batches before the first step wanted are read and skipped."""
+        """One batch a step. Those before the first step wanted are read and skipped."""
         if self._ragged == "pad" and not wanted.may_pad:
             raise TypeError(
                 "`ragged='pad'` needs every loss to take `mask`, and one does not. "
@@ -128,8 +129,8 @@ class Loader(AbstractSource):
         short = self._steps_per_epoch is not None and count < self._steps_per_epoch
         if once and (count == 0 or short):
             raise ValueError(
-                f"The iterator of batches is used up: epoch {epoch} has {count} batches. "
-                "Pass something that can be iterated again, such as a list or a "
+                f"The iterator of batches is used up: epoch {epoch} has {count} of "
+                "them. Pass something that can be iterated again, such as a list or a "
                 "loader, or a function that makes a new iterator: `lambda: batches()`."
             )
         if count == 0:
@@ -139,7 +140,7 @@ class Loader(AbstractSource):
             )
 
     def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
-        """One epoch as it comes; with `pad`, short batches are padded to the first's size."""
+        """One epoch as it comes; with `pad`, short batches get the first's size."""
         size = None
         for raw in self._open():
             batch = host_batch(raw)
@@ -158,23 +159,20 @@ class _Fit:
         self.wanted = wanted
         self.said = ragged is not None
         self.ragged = ragged or ("pad" if wanted.may_pad else "drop")
-        self.like = None if wanted.like is None else wanted.like[0]
+        self.layout = None if wanted.like is None else Layout(wanted.like[0], 1)
+        self.full: Any = None
 
     def __call__(self, batch: Batch) -> PyTree | None:
-        if self.like is None:
-            self.like = batch
-        size, count = num_examples(self.like), num_examples(batch)
-        mask = np.ones(size, np.bool_) if self.wanted.mask else None
-        difference = first_difference("batch", self.like, batch)
-        if difference is None:
-            return batch, mask
-        if not _only_shorter(self.like, batch):
-            raise RecompileError(
-                f"{difference}, for which the step would compile again. Give every "
-                "batch the structure, shapes and dtypes of the first; for other data, "
-                "make a new Trainer."
-            )
-        return self._short(batch, count, size)
+        if self.layout is None:
+            self.layout = Layout(batch, 1)
+        if self.layout.fits(batch):
+            if self.wanted.mask and self.full is None:
+                self.full = np.ones(num_examples(batch), np.bool_)
+            return batch, self.full
+        like = self.layout.like
+        if not _only_shorter(like, batch):
+            raise does_not_fit(like, batch)
+        return self._short(batch, num_examples(batch), num_examples(like))
 
     def _short(self, batch: Batch, count: int, size: int) -> PyTree | None:
         if self.ragged == "error":
