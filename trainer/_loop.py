@@ -46,7 +46,7 @@ class Loop:
         self.step = int(state.step)
         self.stop_reason = ""
         self._compiled, self._items, self._evaluate = compiled, items, evaluate
-        self._resident = jtu.tree_leaves(source.resident)
+        self._resident = compiled.resident(source)
         self._leaves = compiled.flatten(state)
         self._buffers = compiled.empty()
         self._history, self._progress, self._callbacks = history, progress, callbacks

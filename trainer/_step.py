@@ -60,7 +60,8 @@ class CompiledStep:
         arrays, static = eqx.partition(state, eqx.is_array)
         self._arrays, self._static = jtu.tree_map(struct, arrays), static
         self._treedef = jtu.tree_structure(arrays)
-        program, rest = eqx.partition(canonical(update), eqx.is_array)
+        self._home = state.step.sharding
+        program, rest = eqx.partition(self._placed(update), eqx.is_array)
         one_step = _one_step(static, rest, source)
         epoch = jax.ShapeDtypeStruct((), jnp.int32)
         with explain_trace():
@@ -80,14 +81,14 @@ class CompiledStep:
         # Large arrays that a loss closed over are arguments, not part of the program:
         # XLA would copy them into it, and try to fold what is computed from them.
         large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
-        self._constants = [canonical(closed.consts[i], copy=False) for i in large]
+        self._constants = self._placed([closed.consts[i] for i in large])
         self._program = jtu.tree_leaves(program)
         function = self._function(closed, large, jtu.tree_structure(found))
         jitted: Any = eqx.filter_jit(function, donate="all-except-first")
         chunk = Chunk(self.layout)
         chunk.add(content)
         control = np.zeros(2 + steps_per_call, np.int32)
-        resident = jtu.tree_leaves(source.resident)
+        resident = self.resident(source)
         kept = (self._constants, self._program, resident, chunk.content(), control)
         donated = (self.flatten(state), self.empty())
         self._compiled = jitted.lower(kept, donated).compile()
@@ -134,7 +135,14 @@ class CompiledStep:
 
     def empty(self) -> dict[str, jax.Array]:
         """Metric buffers with no row written, on the device."""
-        return canonical(self._buffer.empty())
+        return canonical(self._buffer.empty(), home=self._home)
+
+    def resident(self, source: AbstractSource) -> list[jax.Array]:
+        """The arrays that the source keeps on the device, as a call takes them."""
+        return jtu.tree_leaves(self._placed(source.resident))
+
+    def _placed(self, tree: PyTree) -> PyTree:
+        return canonical(tree, copy=False, home=self._home)
 
     def read(self, buffers: Any, rows: int) -> dict[str, np.ndarray]:
         """Bring the first `rows` rows to the host. Waits for the device."""

@@ -27,9 +27,10 @@ class Switch(AbstractComposed):
     loss that is not active costs nothing and cannot put a NaN into the gradient. Inside
     a branch, `step` is the number of steps that branch has had.
 
-    Reports `branch`, the index of the loss used. A Switch directly inside a branch
-    named `b` reports `b/branch`. The losses may report different metrics: one that the
-    active loss did not report is masked in the history of that step.
+    Reports `branch`, the index of the loss used. A Switch anywhere inside a branch
+    named `b` reports its own under `b/`, such as `b/branch`. The losses may report
+    different metrics: one that the active loss did not report is masked in the history
+    of that step.
 
     Attributes:
         selector: Picks the loss.

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, final, Literal
+from typing import Any, final, Literal
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,6 +11,7 @@ import optax
 
 from trainer._callback import AbstractCallback
 from trainer._evaluate import evaluate
+from trainer._frozen import Frozen
 from trainer._history import History
 from trainer._loop import Loop
 from trainer._losses import check_loss
@@ -20,8 +21,8 @@ from trainer._selectors import positive_int
 from trainer._state import TrainState
 from trainer._step import CompiledStep
 from trainer._tree import canonical
-from trainer._types import Key, RecompileError
-from trainer._update import AbstractUpdate, Minimize
+from trainer._types import Key
+from trainer._update import AbstractUpdate
 from trainer.callbacks import Progress
 from trainer.data import AbstractSource, as_source, Wanted
 
@@ -29,7 +30,7 @@ from trainer.data import AbstractSource, as_source, Wanted
 _FINAL = ("init", "fit", "evaluate")
 
 
-class Trainer:
+class Trainer(Frozen):
     """Trains a model with one step that is compiled once.
 
     Give it a loss and an optimizer; or an update; or subclass it and override `loss`
@@ -70,9 +71,6 @@ class Trainer:
     last_state: TrainState | None
     """The state at the end of the last fit, also of one that raised."""
 
-    _compiled: CompiledStep | None
-    _own: ClassVar[frozenset[str]] = frozenset({"last_state", "_compiled"})
-
     def __init__(
         self,
         loss: Any = None,
@@ -105,17 +103,6 @@ class Trainer:
                     f"`{cls.__name__}` overrides `Trainer.{name}`, which is final. "
                     "Override `loss` or `update`, or pass a callback."
                 )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse a change that the compiled step would not see."""
-        if getattr(self, "_compiled", None) is not None and name not in self._own:
-            old = f"`{vars(self)[name]!r}`" if name in vars(self) else "without it"
-            raise RecompileError(
-                f"`{name}` of `{type(self).__name__}` is set to `{value!r}`, but its "
-                f"step was compiled with {old} and would not see it. Use a schedule "
-                "of the step for what changes while training, or make a new Trainer."
-            )
-        super().__setattr__(name, value)
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
         """Override to define the loss.
@@ -299,10 +286,8 @@ class Trainer:
             ValueError: There are no batches.
             TypeError: The Trainer has no loss of its own, and none is given.
         """
-        if loss is None:
-            loss = self.program.loss if isinstance(self.program, Minimize) else None
-        if loss is None and type(self).loss is not Trainer.loss:
-            loss = self.loss
+        own = None if type(self).loss is Trainer.loss else self.loss
+        loss = loss or getattr(self.program, "loss", own)
         if loss is None:
             raise TypeError(
                 f"`{type(self).__name__}` has no loss of its own to evaluate. "

@@ -61,12 +61,15 @@ def _home(leaves: list[Any]) -> Sharding:
     return SingleDeviceSharding(jnp.zeros(()).devices().pop())
 
 
-def canonical(tree: PyTree, *, copy: bool = True) -> PyTree:
+def canonical(
+    tree: PyTree, *, copy: bool = True, home: Sharding | None = None
+) -> PyTree:
     """Give every array leaf the one form under which a step compiles once.
 
     A leaf becomes a strongly typed JAX array, committed to one sharding. With `copy`
     it is in a buffer of its own as well: the caller's arrays survive donation, and two
     leaves that were one array are no longer donated twice. Values do not change.
+    Leaves that are not on a mesh go to `home`, by default to where the others are.
 
     Example:
         >>> weak = jnp.asarray(1.0)
@@ -75,7 +78,7 @@ def canonical(tree: PyTree, *, copy: bool = True) -> PyTree:
     """
     arrays, static = eqx.partition(tree, eqx.is_array)
     leaves, treedef = jtu.tree_flatten(arrays)
-    home = _home(leaves)
+    home = home or _home(leaves)
 
     def one(leaf: Any) -> jax.Array:
         if getattr(leaf, "weak_type", False):

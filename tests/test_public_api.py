@@ -1,0 +1,44 @@
+"""The public names: exactly these, each documented with an example that runs."""
+
+import inspect
+
+import pytest
+
+import trainer as tr
+
+
+NAMES = """\
+AbstractCallback AbstractLoss AbstractSelector AbstractUpdate Arrays At Cycle Evaluate
+Every FitResult History Loader Minimize RecompileError StepInfo Stop Switch TraceError
+TrainState Trainer WeightedSum alternate piecewise switch_every
+""".split()
+WITHOUT_EXAMPLE = {
+    "AbstractSelector",
+    "AbstractUpdate",
+    "FitResult",
+    "History",
+    "RecompileError",
+    "StepInfo",
+    "Stop",
+    "TraceError",
+    "TrainState",
+}
+
+
+def test_the_public_names_are_these():
+    names = [n for n, v in vars(tr).items() if not n.startswith("_")]
+    public = [n for n in names if not inspect.ismodule(getattr(tr, n))]
+    assert sorted(public) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_documented(name):
+    value = getattr(tr, name)
+    assert value.__doc__
+    first = value.__doc__.splitlines()[0]
+    assert first.endswith(".")
+    assert ("Example:" in value.__doc__) or name in WITHOUT_EXAMPLE
+    if inspect.isclass(value):
+        for member, function in inspect.getmembers(value, inspect.isfunction):
+            if not member.startswith("_") and function.__module__.startswith("trainer"):
+                assert function.__doc__, f"{name}.{member}"

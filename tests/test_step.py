@@ -1,0 +1,261 @@
+"""The compiled step: equal for every K, equal to a loop by hand, compiled once."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+from helpers import batches, data, equal, mae, mlp, mse, net, net_mae, net_mse
+
+import trainer as tr
+
+
+class Note(tr.AbstractCallback):
+    def __init__(self, every):
+        super().__init__(every)
+        self.seen = []
+
+    def __call__(self, info):
+        self.seen.append((info.step, float(info.metrics["loss"])))
+
+
+def fit(loss, model, source, steps_per_call, num_steps=333, callbacks=()):
+    trainer = tr.Trainer(loss, optax.adam(1e-2), steps_per_call=steps_per_call)
+    return trainer.fit(
+        model,
+        source,
+        num_steps=num_steps,
+        key=jr.key(0),
+        callbacks=callbacks,
+        progress=False,
+    )
+
+
+@pytest.mark.parametrize("source", ["arrays", "loader"])
+def test_every_steps_per_call_gives_equal_bits(source, step_compiles):
+    # 333 is divided by none of 7 and 100; neither are the callback's periods.
+    sources = {"arrays": tr.Arrays(*data(), batch_size=24), "loader": batches()}
+    loss = tr.switch_every(5, mse, mae)
+    notes = {k: Note(13) for k in (1, 7, 100)}
+    results = {
+        k: fit(loss, mlp(), sources[source], k, callbacks=[notes[k], Note(31)])
+        for k in notes
+    }
+    for k in (7, 100):
+        assert equal(results[k].state, results[1].state)
+        assert np.array_equal(results[k].history["loss"], results[1].history["loss"])
+        assert notes[k].seen == notes[1].seen
+    assert [step for step, _ in notes[7].seen] == list(range(13, 334, 13))
+    assert [r.compiles for r in results.values()] == [1, 1, 1]
+    assert step_compiles() == 3
+
+
+def by_hand(losses, which, model, state, num_steps):
+    """The loop a user writes: one filter_jit step, the branch picked by lax.switch."""
+    optimizer = optax.adam(1e-2)
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def gradient(loss, model, state, batch, key):
+        def value(model):
+            returned = loss(model, batch, state=state, key=key)
+            return returned[0], returned[-1]
+
+        return eqx.filter_value_and_grad(value, has_aux=True)(model)
+
+    @eqx.filter_jit
+    def step(model, state, opt_state, batch, i):
+        key = jr.fold_in(jr.key(0), i)
+        functions = [
+            lambda state, loss=loss: gradient(loss, model, state, batch, key)
+            for loss in losses
+        ]
+        (value, state), grad = jax.lax.switch(which(i), functions, state)
+        updates, opt_state = optimizer.update(
+            grad, opt_state, eqx.filter(model, eqx.is_inexact_array)
+        )
+        return eqx.apply_updates(model, updates), state, opt_state, value
+
+    values = []
+    feed = itertools.cycle(batches())
+    for i in range(num_steps):
+        args = (model, state, opt_state, next(feed), jnp.int32(i))
+        model, state, opt_state, value = step(*args)
+        values.append(float(value))
+    return model, state, values
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7])
+@pytest.mark.parametrize(
+    ("loss", "losses", "which"),
+    [
+        (net_mse, [net_mse], lambda i: 0),
+        (
+            tr.switch_every(3, net_mse, net_mae),
+            [net_mse, net_mae],
+            lambda i: i // 3 % 2,
+        ),
+        (tr.alternate(net_mse, net_mae), [net_mse, net_mae], lambda i: i % 2),
+        (
+            tr.piecewise([net_mse, net_mae], boundaries=[11]),
+            [net_mse, net_mae],
+            lambda i: jnp.int32(i >= 11),
+        ),
+    ],
+    ids=["plain", "every", "alternate", "piecewise"],
+)
+def test_batchnorm_and_dropout_equal_a_loop_by_hand(
+    loss, losses, which, steps_per_call
+):
+    model, state, values = by_hand(losses, which, *net(), num_steps=30)
+    result = fit(loss, net(), batches(), steps_per_call, num_steps=30)
+    assert equal(result.model, model)
+    assert equal(result.model_state, state)
+    assert result.history["loss"].tolist() == values
+    assert result.compiles == 1
+
+
+def test_nested_schedule_of_a_thousand_steps_compiles_and_traces_once():
+    traces = []
+
+    def count(name, loss):
+        def counted(model, batch):
+            traces.append(name)
+            return loss(model, batch)
+
+        return counted
+
+    def norm(model, batch):
+        traces.append("norm")
+        return sum(
+            jnp.sum(w**2) for w in jax.tree.leaves(eqx.filter(model, eqx.is_array))
+        )
+
+    ramp = optax.linear_schedule(0.0, 1e-3, 50)
+    inner = tr.WeightedSum(
+        fit=tr.alternate(count("a", mse), count("b", mae), counts=(2, 1)),
+        size=(ramp, norm),
+    )
+    loss = tr.piecewise([count("c", mse), inner], boundaries=[100])
+    result = fit(loss, mlp(), batches(), "auto", num_steps=1200)
+    assert result.compiles == 1
+    assert sorted(traces) == ["a", "b", "c", "norm"]
+    history = result.history
+    assert np.ma.count(history["size"]) == 1099
+    assert np.array_equal(history["weight/size"].mask, np.arange(1200) < 100)
+    assert history["WeightedSum/fit/branch"].compressed()[:4].tolist() == [0, 0, 1, 0]
+
+
+class Twins(eqx.Module):
+    a: jax.Array
+    b: jax.Array
+
+
+def pull(model, batch):
+    return jnp.sum(model.a**2) + jnp.sum((model.b - 3) ** 2)
+
+
+def test_one_array_in_two_places_is_donated_once_and_the_model_stays_usable():
+    shared = jnp.ones(3)
+    model = Twins(shared, shared)
+    for steps_per_call in (1, 4):
+        trainer = tr.Trainer(pull, optax.sgd(0.1), steps_per_call=steps_per_call)
+        result = trainer.fit(model, None, num_steps=2, progress=False)
+        np.testing.assert_allclose(result.model.a, 0.64, rtol=1e-6)
+        np.testing.assert_allclose(result.model.b, 1.72, rtol=1e-6)
+        assert shared.tolist() == [1, 1, 1]
+        later = trainer.fit(result.state, None, num_steps=4, progress=False)
+        assert result.model.a.tolist() != later.model.a.tolist()
+
+
+def test_an_average_that_starts_as_the_model_does_not_share_its_buffers():
+    def keep_average(decay):
+        def init(params):
+            return params  # the very arrays of the model
+
+        def update(updates, average, params=None):
+            step = lambda a, p, u: decay * a + (1 - decay) * (p + u)
+            return updates, jax.tree.map(step, average, params, updates)
+
+        return optax.GradientTransformation(init, update)
+
+    optimizer = optax.chain(optax.sgd(0.1), keep_average(0.5))
+    trainer = tr.Trainer(pull, optimizer)
+    model = Twins(jnp.ones(3), jnp.ones(3))
+    result = trainer.fit(model, None, num_steps=1, progress=False)
+    np.testing.assert_allclose(result.state.opt_state[1].a, 0.9, rtol=1e-6)
+    assert result.compiles == 1
+
+
+def test_weak_leaves_are_strong_before_the_first_step_and_after_the_last():
+    class Scaled(eqx.Module):
+        w: jax.Array
+        s: jax.Array
+
+    def loss(model, batch):
+        return jnp.sum((model.s * model.w - 1) ** 2)
+
+    trainer = tr.Trainer(loss, optax.adamw(0.1))
+    model = Scaled(jnp.ones(2), jnp.asarray(0.5))
+    assert model.s.weak_type
+    state = trainer.init(model)
+    result = trainer.fit(model, None, num_steps=5, progress=False)
+    for leaf in jax.tree.leaves(eqx.filter((state, result.state), eqx.is_array)):
+        assert not getattr(leaf, "weak_type", False)
+    assert result.compiles == 1
+
+
+def test_an_update_that_changes_a_dtype_is_refused_by_path_before_compiling(
+    step_compiles,
+):
+    class Half(tr.Trainer):
+        def update(self, model, opt_state, batch):
+            return Twins(model.a.astype(jnp.bfloat16), model.b), opt_state, {}
+
+    with pytest.raises(
+        TypeError, match=r"`model\.a` was float32\[3\] and is now bfloat"
+    ):
+        Half().fit(Twins(jnp.ones(3), jnp.ones(3)), None, num_steps=2, progress=False)
+    assert step_compiles() == 0
+
+
+def test_large_arrays_in_a_closure_are_arguments_of_the_step():
+    x, y = map(jnp.asarray, data(4096))
+
+    def loss(model, batch):
+        return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+    trainer = tr.Trainer(loss, optax.adam(1e-2), steps_per_call=3)
+    result = trainer.fit(mlp(), None, num_steps=7, progress=False)
+    same = fit(mse, mlp(), [(x, y)], 3, num_steps=7)
+    np.testing.assert_allclose(result.history["loss"], same.history["loss"], rtol=1e-6)
+    assert trainer._compiled is not None
+    assert sorted(c.shape for c in trainer._compiled._constants) == [
+        (4096,),
+        (4096, 10),
+    ]
+
+
+def test_a_state_on_a_mesh_compiles_once():
+    import subprocess
+    import sys
+
+    code = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import trainer as tr
+mesh = Mesh(np.array(jax.devices()), ("d",))
+model = jax.device_put(jnp.ones((4, 3)), NamedSharding(mesh, P("d")))
+def loss(model, batch): return jnp.mean((batch @ model.T) ** 2)
+trainer = tr.Trainer(loss, optax.adam(0.1), steps_per_call=2)
+result = trainer.fit(model, [np.ones((5, 3))], num_steps=3, progress=False)
+again = trainer.fit(result.state, [np.ones((5, 3))], num_steps=8, progress=False)
+print(again.compiles, *again.model.sharding.spec, *again.state.step.sharding.spec)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["1", "d"], run.stderr

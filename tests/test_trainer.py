@@ -1,0 +1,250 @@
+"""Trainer: construction, continuing a run, the guard, and what is never lost."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+from helpers import batches, data, equal, mae, mlp, mse, net, net_mae, net_mse
+
+import trainer as tr
+
+
+SGD = optax.sgd(0.1)
+
+
+def test_fit_in_pieces_equals_fit_in_one():
+    loss = tr.switch_every(3, net_mse, net_mae)
+    for source in (batches(), tr.Arrays(*data(), batch_size=24)):
+        trainer = tr.Trainer(loss, optax.adam(1e-2), steps_per_call=4)
+        whole = trainer.fit(net(), source, num_steps=20, progress=False)
+        parts, state = [], net()
+        for stop in (7, 13, 20):
+            parts.append(trainer.fit(state, source, num_steps=stop, progress=False))
+            state = parts[-1].state
+        assert equal(state, whole.state)
+        history = parts[0].history + parts[1].history + parts[2].history
+        assert np.array_equal(history["loss"], whole.history["loss"])
+        assert history.steps("loss").tolist() == list(range(20))
+        assert whole.compiles == parts[2].compiles == 1
+
+
+def test_a_script_started_again_after_its_end_does_nothing():
+    trainer = tr.Trainer(mse, SGD)
+    result = trainer.fit(mlp(), batches(), num_steps=5, progress=False)
+    again = trainer.fit(result.state, batches(), num_steps=5, progress=False)
+    assert equal(again.state, result.state)
+    assert len(again.history) == 0
+    assert again.stop_reason == "num_steps"
+
+
+def test_key_decides_the_run_and_is_kept(key):
+    def noisy(model, batch, *, key):
+        return mse(model, (batch[0] + jr.normal(key, batch[0].shape), batch[1]))
+
+    trainer = tr.Trainer(noisy, SGD)
+    fits = [
+        trainer.fit(mlp(), batches(), num_steps=4, key=k, progress=False)
+        for k in (key, key, jr.fold_in(key, 1))
+    ]
+    assert equal(fits[0].state, fits[1].state)
+    assert not equal(fits[0].model, fits[2].model)
+    assert jnp.array_equal(jr.key_data(fits[0].state.key), jr.key_data(key))
+
+
+def test_raw_keys_work_and_other_arrays_are_refused():
+    trainer = tr.Trainer(mse, SGD)
+    result = trainer.fit(
+        mlp(), batches(), num_steps=2, key=jr.PRNGKey(3), progress=False
+    )
+    assert result.state.key.dtype == jnp.uint32
+    for bad in (0, jnp.zeros(2), jr.split(jr.key(0), 2)):
+        with pytest.raises(TypeError, match="not one random key"):
+            trainer.init(mlp(), key=bad)
+    with pytest.raises(TypeError, match="has its key already"):
+        trainer.fit(result.state, batches(), num_steps=3, key=jr.key(0))
+
+
+def test_exactly_one_end_is_given():
+    trainer = tr.Trainer(mse, SGD)
+    for ends in ({}, {"num_steps": 1, "num_epochs": 1}):
+        with pytest.raises(TypeError, match="give one of them"):
+            trainer.fit(mlp(), batches(), **ends)
+    with pytest.raises(ValueError, match="must be from 1"):
+        trainer.fit(mlp(), batches(), num_steps=0)
+
+
+class WithLoss(tr.Trainer):
+    def loss(self, model, batch):
+        return mse(model, batch)
+
+
+class WithUpdate(tr.Trainer):
+    def update(self, model, opt_state, batch, *, step):
+        loss, grad = eqx.filter_value_and_grad(mse)(model, batch)
+        model = eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grad))
+        return model, opt_state, {"loss": loss, "seen": step}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tr.Trainer(), "given no losses"),
+        (lambda: tr.Trainer(optimizer=SGD), "given no losses"),
+        (lambda: WithLoss(mse, SGD), "`loss` is passed and `loss` is overridden"),
+        (lambda: WithUpdate(mse), "`loss` is passed and `update` is overridden"),
+        (lambda: tr.Trainer(mse, update=tr.Minimize(mse, SGD)), "`update=` is passed"),
+        (lambda: tr.Trainer(mse), "has a loss but no optimizer"),
+        (lambda: tr.Trainer(mse, "adam"), "is not an optimizer"),
+        (lambda: tr.Trainer("mse", SGD), "is not a loss"),
+        (lambda: tr.Trainer(update=mse), "is not an update"),
+        (lambda: tr.Trainer(None, SGD, update=tr.Minimize(mse, SGD)), "both given"),
+    ],
+)
+def test_the_loss_is_given_in_exactly_one_way(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_the_four_ways_to_give_a_loss_train_alike():
+    trainers = [
+        tr.Trainer(mse, SGD),
+        WithLoss(optimizer=SGD),
+        tr.Trainer(update=tr.Minimize(mse, SGD)),
+        WithUpdate(),
+    ]
+    results = [t.fit(mlp(), batches(), num_steps=9, progress=False) for t in trainers]
+    for result in results[1:3]:
+        assert equal(result.model, results[0].model)
+    for a, b in zip(*(jax.tree.leaves(r.model) for r in results[::3]), strict=True):
+        if eqx.is_array(a):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert results[3].history["seen"].tolist() == list(range(9))
+    assert [r.compiles for r in results] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["init", "fit", "evaluate"])
+def test_final_methods_cannot_be_overridden(name):
+    with pytest.raises(TypeError, match=f"overrides `Trainer.{name}`, which is final"):
+        type("Mine", (tr.Trainer,), {name: lambda self: None})
+
+
+def test_an_attribute_changed_after_compiling_raises_and_before_is_honored():
+    class Ridge(tr.Trainer):
+        def __init__(self, beta):
+            self.beta = beta
+            super().__init__(optimizer=SGD)
+
+        def loss(self, model, batch):
+            return mse(model, batch) + self.beta * jnp.sum(model.layers[0].weight ** 2)
+
+    one = Ridge(0.0)
+    one.beta = 1.0
+    result = one.fit(mlp(), batches(), num_steps=2, progress=False)
+    other = Ridge(1.0).fit(mlp(), batches(), num_steps=2, progress=False)
+    assert equal(result.model, other.model)
+    with pytest.raises(tr.RecompileError, match=r"`beta` of `Ridge` is set to `2\.0`"):
+        one.beta = 2.0
+    with pytest.raises(tr.RecompileError, match="`beta` of `Ridge` is deleted"):
+        del one.beta
+    assert one.beta == 1.0
+
+
+def test_refitting_another_model_of_the_structure_does_not_compile(step_compiles):
+    trainer = tr.Trainer(mse, SGD)
+    for seed in (0, 1):
+        trainer.fit(mlp(seed), batches(), num_steps=3, progress=False)
+    assert step_compiles() == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            mlp(width=17),
+            r"`model\.layers\[0\]\.weight` was float32\[16,10\] and is now",
+        ),
+        (
+            eqx.nn.MLP(10, "scalar", 16, 1, activation=lambda x: x, key=jr.key(0)),
+            r"`model\.activation` was .* and is now <function",
+        ),
+        (
+            eqx.tree_at(lambda m: m.layers[1].bias, mlp(), None),
+            r"`model\.layers\[1\]\.bias` was float32.* and is now gone",
+        ),
+    ],
+    ids=["shape", "static", "structure"],
+)
+def test_a_state_that_would_compile_again_is_refused_by_path(
+    model, message, step_compiles
+):
+    trainer = tr.Trainer(mse, SGD)
+    result = trainer.fit(mlp(), batches(), num_steps=3, progress=False)
+    with pytest.raises(tr.RecompileError, match=message):
+        trainer.fit(model, batches(), num_steps=3, progress=False)
+    again = trainer.fit(result.state, batches(), num_steps=6, progress=False)
+    assert int(again.state.step) == 6
+    assert step_compiles() == 1
+
+
+x, y = data(16)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ((x[:, :9], y), tr.RecompileError, r"`batch\[0\]` was float32\[16,10\] and is"),
+        ((x.astype(np.int32), y), tr.RecompileError, r"and is now int32\[16,10\]"),
+        (
+            (np.vstack([x, x]), np.hstack([y, y])),
+            tr.RecompileError,
+            r"float32\[32,10\]",
+        ),
+        ({"x": x, "y": y}, tr.RecompileError, r"`batch\[0\]` was float32"),
+        ((x, y, y), tr.RecompileError, r"`batch\[2\]` is new: float32\[16\]"),
+        ((x, np.array(["a"] * 16)), TypeError, r"Column `batch\[1\]` has dtype `<U1`"),
+        ((x, np.array([None] * 16)), TypeError, r"Column `batch\[1\]` has dtype `obj"),
+    ],
+)
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_a_batch_that_does_not_fit_stops_before_anything_is_lost(
+    bad, error, message, steps_per_call, step_compiles
+):
+    trainer = tr.Trainer(mse, SGD, steps_per_call=steps_per_call)
+    good = trainer.fit(mlp(), [(x, y)], num_steps=6, progress=False)
+    feed = [(x, y)] * 6 + [bad]
+    with pytest.raises(error, match=message):
+        trainer.fit(mlp(), feed, num_steps=20, progress=False)
+    assert trainer.last_state is not None
+    assert int(trainer.last_state.step) == 6
+    assert equal(trainer.last_state, good.state)
+    more = trainer.fit(trainer.last_state, [(x, y)], num_steps=8, progress=False)
+    assert int(more.state.step) == 8
+    assert step_compiles() == 1
+
+
+def test_an_error_in_the_loader_keeps_every_step_before_it():
+    def broken():
+        yield from batches()[:3]
+        raise OSError("the disk is gone")
+
+    trainer = tr.Trainer(mse, SGD, steps_per_call=10)
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(mlp(), broken, num_steps=20, progress=False)
+    three = tr.Trainer(mse, SGD).fit(mlp(), batches(), num_steps=3, progress=False)
+    assert equal(trainer.last_state, three.state)
+
+
+def test_result_says_what_happened():
+    result = tr.Trainer(tr.alternate(mse, mae), SGD).fit(
+        mlp(), batches(), num_epochs=2, progress=False
+    )
+    assert result.stop_reason == "num_epochs"
+    assert int(result.state.step) == 8
+    assert result.compile_seconds > 0
+    assert result.seconds > 0
+    assert result.history.branches == {"branch": ("mse", "mae")}
+    assert "step=8" in repr(result)
+    assert "loss: 8" in repr(result)
