@@ -224,8 +224,10 @@ def test_case_30_a_used_up_generator_is_an_error_in_the_second_epoch():
     trainer = tr.Trainer(mse, optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"used up: epoch 1 .*function"):
         trainer.fit(linear(), generate(), num_epochs=3, progress=False)
-    assert int(trainer.last_state.step) == 3
-    same(trainer.last_state.model, hand_mse(generate()))
+    state = trainer.last_state
+    assert state is not None
+    assert int(state.step) == 3
+    same(state.model, hand_mse(generate()))
 
 
 def test_case_30_a_function_that_makes_the_generator_is_called_each_epoch():

@@ -142,6 +142,7 @@ class Timed:
 @pytest.mark.parametrize("steps_per_call", ["auto", 1])
 def test_case_63_the_host_asks_for_batches_while_the_device_works(steps_per_call):
     batch, shares = rows(8), []
+    hand = by_hand(slow, optax.sgd(0.01), linear(), [{"batch": batch}] * 10)[0]
     # Another process may hold one run up; a host that waits is late in all of them.
     for _ in range(3):
         (loss, traces), data = counted(slow), Timed(batch)
@@ -150,10 +151,9 @@ def test_case_63_the_host_asks_for_batches_while_the_device_works(steps_per_call
         end = time.perf_counter()
         # The first batch is asked for before the step is compiled.
         shares.append((data.asked[-1] - data.asked[1]) / (end - data.asked[1]))
+        close(result.model, hand)
         close(result.model, [0.396658, 0.391515, -0.001394])
         assert (result.compiles, len(traces)) == (1, 1)
-    hand = by_hand(slow, optax.sgd(0.01), linear(), [{"batch": batch}] * 10)
-    close(result.model, hand[0])
     assert min(shares) < 0.5, shares
 
 

@@ -42,6 +42,7 @@ def test_case_05_an_attribute_set_between_epochs_is_refused_by_name():
             linear(), [rows(4)] * 2, num_epochs=2, callbacks=[hook], progress=False
         )
     assert trainer.beta == 0.0
+    assert trainer.last_state is not None
     assert int(trainer.last_state.step) == 2
 
 

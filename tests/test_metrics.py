@@ -70,6 +70,7 @@ def test_a_metric_that_may_be_absent_stays_so():
         ({"a": 1j}, r"is complex64\[\]. A metric is one real number"),
         ({"a": "good"}, "Metric `a` of `f` is 'good'"),
         ({"a": None}, "Metric `a` of `f` is None"),
+        ({"a": [1.0, [2.0]]}, r"Metric `a` of `f` is \[1.0, \[2.0\]\]"),
         ({"a": jr.key(0)}, r"is key<fry>\[\]. A metric is one real number"),
     ],
 )

@@ -1,5 +1,8 @@
 """Trainer: construction, continuing a run, the guard, and what is never lost."""
 
+import os
+import signal
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -248,3 +251,25 @@ def test_result_says_what_happened():
     assert result.history.branches == {"branch": ("mse", "mae")}
     assert "step=8" in repr(result)
     assert "loss: 8" in repr(result)
+
+
+def test_ctrl_c_in_the_middle_of_a_call_loses_nothing():
+    def slow(model, batch):
+        a = jnp.eye(300) * (1 + 0 * model.layers[0].bias[0])
+        a = jax.lax.fori_loop(0, 20, lambda i, a: a @ a / jnp.linalg.norm(a), a)
+        return mse(model, batch) + 0 * jax.lax.stop_gradient(a.sum())
+
+    def interrupted():
+        for number, batch in enumerate(batches() * 10):
+            if number == 6:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    handler = signal.getsignal(signal.SIGINT)
+    trainer = tr.Trainer(slow, SGD, steps_per_call=1)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(mlp(), interrupted, num_steps=30, progress=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert int(trainer.last_state.step) == 7
+    seven = trainer.fit(mlp(), batches(), num_steps=7, progress=False)
+    assert equal(trainer.last_state, seven.state)

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer._callback import AbstractCallback, StepInfo, Stop
 from trainer._history import History
+from trainer._interrupt import HeldInterrupt
 from trainer._state import TrainState
 from trainer._step import CompiledStep
 from trainer.callbacks import Progress
@@ -29,7 +30,8 @@ class Loop:
 
     Attributes:
         step: Completed updates.
-        stop_reason: Why the loop ended.
+        stop_reason: Why the loop ended; empty while it runs.
+        seconds: How long it took.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Loop:
         evaluate: Callable[..., dict[str, float]],
     ):
         self.step = int(state.step)
-        self.stop_reason = ""
+        self.stop_reason, self.seconds = "", 0.0
         self._compiled, self._items, self._evaluate = compiled, items, evaluate
         self._resident = compiled.resident(source)
         self._leaves = compiled.flatten(state)
@@ -62,13 +64,22 @@ class Loop:
 
     def run(self, num_steps: int | None) -> None:
         """Run up to `num_steps` completed updates, or the end of the items."""
-        report_at, began, first = (
-            self._next_report(num_steps),
-            time.perf_counter(),
-            self.step,
-        )
-        while num_steps is None or self.step < num_steps:
-            most = min(self._compiled.steps_per_call, report_at - self.step)
+        began = time.perf_counter()
+        with HeldInterrupt() as interrupt:
+            while not self.stop_reason:
+                stop = self._next_report(num_steps)
+                ended = self._run_to(stop, interrupt)
+                if ended or self.step == num_steps:
+                    self.stop_reason = "num_epochs" if ended else "num_steps"
+                self._call_back(lambda c: bool(c.every) and self.step % c.every == 0)
+            self._call_back(lambda c: c.every is None)
+        self.seconds = time.perf_counter() - began
+
+    def _run_to(self, stop: int, interrupt: HeldInterrupt) -> bool:
+        """Run up to `stop` completed updates and report; return whether items ended."""
+        began, first = time.perf_counter(), self.step
+        while self.step < stop:
+            most = min(self._compiled.steps_per_call, stop - self.step)
             chunk, epochs, error = self._take(most)
             if epochs:
                 self._leaves, self._buffers = self._compiled(
@@ -81,24 +92,18 @@ class Loop:
                 )
                 self._row += len(epochs)
                 self.step += len(epochs)
-            if error is not None or self.step == report_at:
-                self._report()
-                self._measure(began, first)
-                if isinstance(error, StopIteration):
-                    break
-                if error is not None:
-                    raise error
-                self._call_back(
-                    lambda c: c.every is not None and self.step % c.every == 0
-                )
-                if self.stop_reason:
-                    break
-                report_at, began, first = (
-                    self._next_report(num_steps),
-                    time.perf_counter(),
-                    self.step,
-                )
-        self._call_back(lambda c: c.every is None)
+            interrupt.check()
+            if error is not None:
+                break
+        else:
+            error = None
+        self._report()
+        if self.step > first:
+            elapsed = time.perf_counter() - began
+            self._compiled.pace = elapsed / (self.step - first)
+        if error is not None and not isinstance(error, StopIteration):
+            raise error
+        return error is not None
 
     def _take(self, count: int) -> tuple[Chunk, list[int], BaseException | None]:
         """Take up to `count` items, and their epochs.
@@ -126,10 +131,6 @@ class Loop:
             (self.step // c.every + 1) * c.every for c in self._callbacks if c.every
         ]
         return min(due if num_steps is None else [*due, num_steps])
-
-    def _measure(self, began: float, first: int) -> None:
-        if self.step > first:
-            self._compiled.pace = (time.perf_counter() - began) / (self.step - first)
 
     def _report(self) -> None:
         """Read the rows written since the last report, and show them."""

@@ -1,7 +1,6 @@
 """The Trainer: one compiled step, and the loop around it."""
 
 import itertools
-import time
 from collections.abc import Sequence
 from typing import Any, final, Literal
 
@@ -115,10 +114,9 @@ class Trainer(Frozen):
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Override to define a whole update.
 
-        `def update(self, model, opt_state, batch)`, and any of `step`, `epoch`, `key`,
-        `mask`, `state` by name; it returns `(model, opt_state, metrics)`, and the new
-        state last if it asked for `state`. `opt_state` starts as the optimizer's state
-        for the model, or as None without an optimizer.
+        `def update(self, model, opt_state, batch)`, and what it asks for by name; it
+        returns what a `tr.AbstractUpdate` returns. `opt_state` starts as the
+        optimizer's state for the model, or as None without an optimizer.
         """
         raise NotImplementedError
 
@@ -214,20 +212,13 @@ class Trainer(Frozen):
         history: History,
         bar: Progress,
     ) -> FitResult:
-        self.last_state = state
-        asked = self.program.takes("mask")
-        like = None
+        self.last_state, compile_seconds = state, 0.0
         if self._compiled is not None:
             self._compiled.check_state(state, source)
-            like = self._compiled.layout.like
-        wanted = Wanted(
-            int(state.step), num_epochs, state.key, any(asked), all(asked), like
-        )
-        items = source.items(wanted)
+        items = source.items(self._wanted(state, num_epochs))
         item = next(items, None)
         if item is None:
             return FitResult(state, history, "num_epochs", self._compiles(), 0.0, 0.0)
-        compile_seconds = 0.0
         if self._compiled is None:
             period = min((c.every for c in callbacks if c.every), default=None)
             self._compiled = CompiledStep(
@@ -235,12 +226,12 @@ class Trainer(Frozen):
             )
             compile_seconds = self._compiled.seconds
         bar.compiled()
-        began = time.perf_counter()
+        items = itertools.chain([item], items)
         loop = Loop(
             self._compiled,
             state,
             source,
-            itertools.chain([item], items),
+            items,
             history,
             bar,
             callbacks,
@@ -249,14 +240,17 @@ class Trainer(Frozen):
         try:
             loop.run(num_steps)
         finally:
-            if not loop.is_lost():
-                self.last_state = loop.state()
-        reason = loop.stop_reason or (
-            "num_steps" if num_epochs is None else "num_epochs"
-        )
-        seconds = time.perf_counter() - began
+            self.last_state = None if loop.is_lost() else loop.state()
+        compiles, reason = self._compiles(), loop.stop_reason
         return FitResult(
-            loop.state(), history, reason, self._compiles(), compile_seconds, seconds
+            loop.state(), history, reason, compiles, compile_seconds, loop.seconds
+        )
+
+    def _wanted(self, state: TrainState, num_epochs: int | None) -> Wanted:
+        asked = self.program.takes("mask")
+        like = None if self._compiled is None else self._compiled.layout.like
+        return Wanted(
+            int(state.step), num_epochs, state.key, any(asked), all(asked), like
         )
 
     def _compiles(self) -> int:
