@@ -1,6 +1,6 @@
 """How near `tr.Trainer.fit` is to the fastest loop, and how far from a hand-written one.
 
-    python benchmarks/quick.py [--rounds 7] [--seconds 0.4] [--json readings.json]
+    python benchmarks/quick.py [--rounds 7] [--seconds 0.3] [--json readings.json]
 
 Rows are timed in turn, round after round, so that what else the machine does falls on all
 of them alike; compiling is left out. See README.md beside this file for the rows.
@@ -8,6 +8,7 @@ of them alike; compiling is left out. See README.md beside this file for the row
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -92,7 +93,7 @@ def make_works() -> list[Work]:
 
 def update(work: Work, model: Any, opt_state: Any, batch: Any, step: Any) -> Any:
     """One update, for a step number that is traced."""
-    # The gradient inside the branches: half as dear as the gradient of a `cond`.
+    # The gradient inside the branches, so that one not taken is not differentiated.
     value, grads = jax.lax.cond(
         step // SWITCH_EVERY % 2 == 0,
         *(lambda f=f: eqx.filter_value_and_grad(f)(model, batch) for f in work.losses),
@@ -159,19 +160,18 @@ def by_hand(work: Work, resident: bool, reported: bool) -> Callable[[int], None]
 
 
 def limit(work: Work, resident: bool) -> Callable[[int], None]:
-    """Only the steps: scans of 100, their input made beforehand, nothing reported."""
+    """Only the steps: scans of 100 over what is on the device, nothing reported."""
     params, static = eqx.partition(work.model, eqx.is_array)
     whole = jax.device_put((work.x, work.y)) if resident else None
     order = np.random.default_rng(0).permuted(
         np.tile(np.arange(EXAMPLES, dtype=np.int32), (STEPS_PER_CALL, 1)), axis=1
     )
-    if resident:
-        rows = order.reshape(-1, STEPS_PER_CALL, work.batch_size)
-        chunks = [rows[i] for i in range(len(rows))]
-    else:
-        batches = cycled(work)
-        some = [next(batches) for _ in range(STEPS_PER_CALL)]
-        chunks = [tuple(np.stack(column) for column in zip(*some, strict=True))]
+    rows = order.reshape(-1, STEPS_PER_CALL, work.batch_size)
+    chunks = list(jax.device_put(rows))
+    if not resident:
+        some = list(itertools.islice(cycled(work), STEPS_PER_CALL))
+        columns = zip(*some, strict=True)
+        chunks = [jax.device_put(tuple(np.stack(column) for column in columns))]
 
     def run_chunk(carry: Any, chunk: Any, whole: Any) -> Any:
         def body(carry: Any, content: Any) -> Any:
@@ -235,7 +235,7 @@ def show(title: str, found: dict[str, list[float]], one_step: list[float]) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time fit beside other loops.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.4, help="for one reading")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for one reading")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the readings")
     args = parser.parse_args()
     packages = ("jax", "equinox", "optax", "numpy", "tqdm")

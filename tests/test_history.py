@@ -14,12 +14,14 @@ import trainer as tr
 def test_values_keep_their_steps_and_absent_ones_are_masked():
     history = tr.History()
     history.extend(3, {"a": np.arange(2.0), "b": np.ma.array([1.0, 2.0], mask=[0, 1])})
+    history.record(5, {"c": 6.0})
     history.record(5, {"c": 7.0})
     history.extend(5, {"a": np.arange(2.0, 4.0), "b": np.array([3.0, 4.0])})
     assert history["a"].tolist() == [0, 1, 2, 3]
     assert history.steps("a").tolist() == [3, 4, 5, 6]
     assert history["b"].tolist() == [1.0, None, 3.0, 4.0]
     assert history.steps("c").tolist() == [5]
+    assert history["c"].tolist() == [7.0]
     assert set(history) == {"a", "b", "c"}
     with pytest.raises(KeyError):
         history["d"]

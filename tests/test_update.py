@@ -12,8 +12,6 @@ import optax
 import pytest
 
 import trainer as tr
-from trainer._losses import Given
-from trainer._update import call_update
 
 
 TARGET = jnp.array([1.0, -2.0, 0.5])
@@ -240,14 +238,6 @@ def test_an_update_with_state_returns_it_last():
         own(update).fit(jnp.zeros(2), None, num_steps=1, progress=False)
 
 
-def test_an_update_without_state_keeps_it():
-    update = lambda self, model, opt_state, batch: (model, opt_state, {})
-    result = own(update).fit(
-        eqx.nn.make_with_state(Counting)(), None, num_steps=1, progress=False
-    )
-    assert result.model_state.get(result.model.index) == 1
-
-
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
@@ -295,22 +285,14 @@ def test_no_update_is_called_a_update():
     [
         (lambda m, s: (m[:1], s), "`model` was float32[2] and is now float32[1]"),
         (lambda m, s: (m.astype(int), s), "`model` was float32[2] and is now int32[2]"),
-        (lambda m, s: (m, {"a": s}), "`opt_state"),
-        (lambda m, s: (m, (s,)), "`opt_state"),
-        (lambda m, s: ((m,), s), "`model"),
+        (lambda m, s: ((m, m), s), "`model` was float32[2] and is now gone"),
+        (lambda m, s: (m, m), "`opt_state` is new: float32[2]"),
+        (lambda m, s: (m, ()), " has another structure, with the same leaves"),
     ],
 )
 def test_an_update_keeps_the_structure(change, text):
     update = lambda self, model, opt_state, batch: (*change(model, opt_state), {})
-    with pytest.raises(TypeError, match=re.escape(text)) as caught:
+    with pytest.raises(TypeError) as caught:
         own(update).fit(jnp.zeros(2), None, num_steps=1, progress=False)
-    assert "so that the second step would compile again" in str(caught.value)
-
-
-def test_an_update_is_called_with_what_it_asks_for():
-    given = Given(jnp.int32(4), jnp.int32(2), jr.key(0))
-    update = Decay(jnp.float32(0.5))
-    found = call_update(update, jnp.ones(2), update.init(None), None, given)
-    assert found.model.tolist() == [0.5, 0.5]
-    assert found.metrics["step"].value == 4
-    assert found.state is None
+    assert f"{text}, so that the second step would compile again" in str(caught.value)
+    assert "``" not in str(caught.value)

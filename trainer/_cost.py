@@ -54,7 +54,7 @@ def has_convolution(jaxpr: Any) -> bool:
     )
 
 
-def seconds_per_step(jaxpr: Any) -> float:
+def _seconds_per_step(jaxpr: Any) -> float:
     """A rough estimate of how long one step takes."""
     rate = _FLOPS_PER_SECOND.get(jax.default_backend(), _FLOPS_PER_SECOND_ELSEWHERE)
     return max(flops(jaxpr) / rate, 1e-6)
@@ -75,6 +75,6 @@ def choose_steps_per_call(jaxpr: Any, content: PyTree, period: int | None) -> in
         for x in jtu.tree_leaves(content)
     )
     most = min(
-        _SECONDS_PER_CALL / seconds_per_step(jaxpr), _BYTES_PER_CALL / max(size, 1)
+        _SECONDS_PER_CALL / _seconds_per_step(jaxpr), _BYTES_PER_CALL / max(size, 1)
     )
     return max(1, int(min(most, _MOST_STEPS, period or _MOST_STEPS)))

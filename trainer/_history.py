@@ -32,8 +32,16 @@ class History(Mapping[str, Any]):
             self._append(name, np.arange(first_step, first_step + len(values)), values)
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
-        """Append what a callback measured after `step` completed updates."""
+        """Append what a callback measured after `step` completed updates.
+
+        A second value for one step takes the place of the first.
+        """
         for name, value in values.items():
+            if name in self and self.steps(name)[-1] == step:
+                self._rows[name], self._steps[name] = (
+                    [self[name][:-1]],
+                    [self.steps(name)[:-1]],
+                )
             self._append(name, np.asarray([step]), np.asarray([value]))
 
     def _append(self, name: str, steps: np.ndarray, values: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from trainer.data import AbstractSource, Chunk, Item
 
 # Time between two reports that nothing but the progress bar asks for. It bounds how far
 # the host runs ahead of the device, too.
-_SECONDS_PER_REPORT = 0.25
+_SECONDS_PER_REPORT = 0.5
 
 
 class Loop:
@@ -38,6 +38,7 @@ class Loop:
         self,
         compiled: CompiledStep,
         state: TrainState,
+        step: int,
         source: AbstractSource,
         items: Iterator[Item],
         history: History,
@@ -45,7 +46,7 @@ class Loop:
         callbacks: Sequence[AbstractCallback],
         evaluate: Callable[..., dict[str, float]],
     ):
-        self.step = int(state.step)
+        self.step = step
         self.stop_reason, self.seconds = "", 0.0
         self._compiled, self._items, self._evaluate = compiled, items, evaluate
         self._resident = compiled.resident(source)
@@ -122,10 +123,9 @@ class Loop:
 
     def _next_report(self, num_steps: int | None) -> int:
         """The step at which the host next has to look."""
-        paced = max(
-            int(_SECONDS_PER_REPORT / self._compiled.pace),
-            self._compiled.steps_per_call,
-        )
+        pace = self._compiled.pace
+        # The first step is waited for: what one takes cannot be known before.
+        paced = 1 if pace is None else max(int(_SECONDS_PER_REPORT / pace), 1)
         due = [self.step + min(paced, self._compiled.rows)]
         due += [
             (self.step // c.every + 1) * c.every for c in self._callbacks if c.every

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from trainer._compiles import CompileCounter
-from trainer._cost import choose_steps_per_call, seconds_per_step
+from trainer._cost import choose_steps_per_call
 from trainer._explain import explain_trace
 from trainer._losses import Given
 from trainer._metrics import MetricBuffer
@@ -40,7 +40,7 @@ class CompiledStep:
         steps_per_call: The most steps that one call runs.
         layout: What an item's content looks like.
         rows: How many steps the metric buffer holds.
-        pace: Seconds per step, estimated before the first report and measured after.
+        pace: Seconds per step as last measured, or None.
         seconds: Seconds from the first trace until it was compiled.
     """
 
@@ -76,7 +76,7 @@ class CompiledStep:
         self.steps_per_call = steps_per_call
         self.layout = Layout(content, steps_per_call)
         self.rows = -(-_ROWS // steps_per_call) * steps_per_call
-        self.pace = seconds_per_step(jaxpr)
+        self.pace: float | None = None
         self._buffer = MetricBuffer(metrics, self.rows)
         # Large arrays that a loss closed over are arguments, not part of the program:
         # XLA would copy them into it, and try to fold what is computed from them.

@@ -183,12 +183,12 @@ class Trainer(Frozen):
         """
         num_steps, num_epochs = check_ends(num_steps, num_epochs)
         if not isinstance(model, TrainState):
-            state = self.init(model, key=key)
+            state, first = self.init(model, key=key), 0
         elif key is None:
-            state = canonical(model)
+            state, first = canonical(model), int(model.step)
         else:
             raise TypeError("A TrainState has its key already; `key` starts a new run.")
-        source, first = as_source(data), int(state.step)
+        source = as_source(data)
         history = History(self.program.branches())
         if num_steps is not None and first >= num_steps:
             self.last_state = state
@@ -197,7 +197,7 @@ class Trainer(Frozen):
         bar = Progress(first, total, history.branches, not progress)
         try:
             return self._run(
-                state, source, num_steps, num_epochs, callbacks, history, bar
+                state, first, source, num_steps, num_epochs, callbacks, history, bar
             )
         finally:
             bar.close()
@@ -205,6 +205,7 @@ class Trainer(Frozen):
     def _run(
         self,
         state: TrainState,
+        first: int,
         source: AbstractSource,
         num_steps: int | None,
         num_epochs: int | None,
@@ -215,7 +216,7 @@ class Trainer(Frozen):
         self.last_state, compile_seconds = state, 0.0
         if self._compiled is not None:
             self._compiled.check_state(state, source)
-        items = source.items(self._wanted(state, num_epochs))
+        items = source.items(self._wanted(state.key, first, num_epochs))
         item = next(items, None)
         if item is None:
             return FitResult(state, history, "num_epochs", self._compiles(), 0.0, 0.0)
@@ -230,6 +231,7 @@ class Trainer(Frozen):
         loop = Loop(
             self._compiled,
             state,
+            first,
             source,
             items,
             history,
@@ -246,12 +248,10 @@ class Trainer(Frozen):
             loop.state(), history, reason, compiles, compile_seconds, loop.seconds
         )
 
-    def _wanted(self, state: TrainState, num_epochs: int | None) -> Wanted:
+    def _wanted(self, key: Key, first: int, num_epochs: int | None) -> Wanted:
         asked = self.program.takes("mask")
         like = None if self._compiled is None else self._compiled.layout.like
-        return Wanted(
-            int(state.step), num_epochs, state.key, any(asked), all(asked), like
-        )
+        return Wanted(first, num_epochs, key, any(asked), all(asked), like)
 
     def _compiles(self) -> int:
         return 0 if self._compiled is None else self._compiled.compiles
