@@ -1,9 +1,9 @@
-"""How near `tr.Trainer.fit` is to the fastest loop, and how far from a hand-written one.
+"""How near `tr.Trainer.fit` is to the fastest loop, and how far from one by hand.
 
     python benchmarks/quick.py [--rounds 7] [--seconds 0.3] [--json readings.json]
 
-Rows are timed in turn, round after round, so that what else the machine does falls on all
-of them alike; compiling is left out. See README.md beside this file for the rows.
+Rows are timed in turn, round after round, so that what else the machine does falls on
+all of them alike. Compiling is left out. README.md beside this file explains the rows.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def clock(run: Callable[[int], None], steps: int) -> float:
 
 
 def measure(rows: dict[str, Any], rounds: int, seconds: float) -> Any:
-    """Microseconds a step, one reading a round; and milliseconds for a fit of 1 step."""
+    """Microseconds a step, one reading a round; milliseconds for a fit of one step."""
     steps = {}
     for name, run in rows.items():
         run(STEPS_PER_CALL)  # compiles

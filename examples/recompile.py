@@ -2,14 +2,14 @@
 
     python examples/recompile.py [--config configs/recompile.toml] [--epochs 6]
 
-Cross-validation on scikit-learn's diabetes data, with a loss that changes every N steps.
-The obvious loop hands its batch index to an `eqx.filter_jit` step, which looks at it with
-an `if`. To `filter_jit` a Python int is part of the program: each new index is a program
-of its own, traced and compiled when it is first met. Folds after the first meet no new
-index and are fast, so the price is one compile for every step of a fold.
+Cross-validation on scikit-learn's diabetes data, with a loss that changes every N
+steps. The obvious loop hands its batch index to an `eqx.filter_jit` step, which looks
+at it with an `if`. To `filter_jit` a Python int is part of the program: each new index
+is a program of its own, traced and compiled when it is first met. Folds after the first
+meet no new index and are fast, so the price is one compile for every step of a fold.
 
-The same work by one `tr.Trainer` for all folds compiles once. Both train the same models
-on the same batches in the same order, and must end at the same parameters.
+The same work by one `tr.Trainer` for all folds compiles once. Both train the same
+models on the same batches in the same order, and must end at the same parameters.
 """
 
 import argparse
@@ -34,8 +34,8 @@ EVENT = "/jax/core/compile/backend_compile_duration"
 compiled = Counter()
 
 
-def count_compile(event, seconds, **details):
-    del seconds
+def count_compile(event, duration_secs, **details):
+    del duration_secs
     if event == EVENT:
         compiled[details.get("fun_name")] += 1
 
@@ -56,10 +56,10 @@ def huber(model, batch):
 def load(folds, batch_size):
     """For every fold the batches to train on, and the rest in one batch.
 
-    All folds are of one size, and all batches too: a shorter one would be another shape,
-    which is another program, in both loops.
+    All folds have one size, and all batches: a shorter one would be another shape, and
+    so another program, in both loops.
     """
-    x, y = (a.astype(np.float32) for a in load_diabetes(return_X_y=True))
+    x, y = (np.asarray(a, np.float32) for a in load_diabetes(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(x))
     parts = order[: len(x) // folds * folds].reshape(folds, -1)
     found = []

@@ -1,8 +1,8 @@
-"""The documents: their code runs and prints what they say, and no public name is left out.
+"""The documents: their code runs and prints what they say; no public name is left out.
 
-The ```python blocks of a page share one namespace, in order. A ```text block right after
-one is what it prints, or the message of the error that it shows. A block that shows an
-error says which: `# raises RecompileError`.
+The ```python blocks of a page share one namespace, in order. A ```text block after one
+is what it prints, or the message of the error that it shows. A block that shows one
+says which: `# raises RecompileError`.
 """
 
 import builtins

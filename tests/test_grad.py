@@ -8,7 +8,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, Phase, settings, strategies as st
 
 import trainer as tr
 from trainer._grad import value_and_grad
@@ -162,7 +162,8 @@ def present(metrics, step):
     }
 
 
-@settings(max_examples=12)
+# Every example is compiled, so that looking for a smaller one would take minutes.
+@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
 @given(program=programs, over=st.sampled_from(["vmap", "map"]))
 def test_a_program_computes_what_plain_python_does(program, over):
     value, grad, metrics, plain, plain_metrics = run_all(program.build([]), over)

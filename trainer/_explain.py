@@ -7,6 +7,7 @@ from pathlib import Path
 
 import equinox
 import jax
+import numpy
 import optax
 
 
@@ -36,7 +37,7 @@ _REMEDY = {
 }
 _LIBRARIES = [
     Path(__file__).parent,
-    *(Path(m.__file__).parent for m in (jax, equinox, optax) if m.__file__),
+    *(Path(m.__file__).parent for m in (jax, equinox, optax, numpy) if m.__file__),
 ]
 
 

@@ -54,10 +54,11 @@ def asked_for(
     Raises:
         TypeError: It does not take `lead`, or has another argument without a default.
     """
+    article = "an" if kind == "update" else "a"
     try:
         arguments = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
-        raise TypeError(f"`{fn!r}` is not a {kind}: {error}.") from None
+        raise TypeError(f"`{fn!r}` is not {article} {kind}: {error}.") from None
     positional = [
         p.name
         for p in arguments
@@ -67,16 +68,15 @@ def asked_for(
     unknown = [
         p.name
         for p in rest
-        if p.name not in NAMES
+        if (p.name not in NAMES or p.kind is p.POSITIONAL_ONLY)
         and p.default is p.empty
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     misplaced = [name for name in positional[: len(lead)] if name in NAMES]
     if len(positional) < len(lead) or unknown or misplaced:
-        article = "An" if kind == "update" else "A"
         raise TypeError(
-            f"{article} {kind} takes `({', '.join(lead)})`, then any of `step`, "
-            "`epoch`, `key`, `mask`, `state` by name; "
+            f"{article.title()} {kind} takes `({', '.join(lead)})`, then any of "
+            "`step`, `epoch`, `key`, `mask`, `state` by name; "
             f"`{name_of(fn)}` takes `({', '.join(p.name for p in arguments)})`. "
             "A batch of several arrays is one argument: unpack it inside."
         )
@@ -229,7 +229,7 @@ def unpack(loss: Any, returned: Any, given: Given, has_state: bool) -> Output:
         parts, state = parts[:-1], parts[-1]
     if len(parts) == 2:
         metrics = as_metrics(parts[1], name)
-        _check_names(metrics, name)
+        _check_names(parts[1], name)
     elif len(parts) != 1:
         raise TypeError(
             f"`{name}` returned {len(parts)} values. A loss returns a scalar, or "
@@ -238,9 +238,11 @@ def unpack(loss: Any, returned: Any, given: Given, has_state: bool) -> Output:
     return Output(_checked_value(parts[0], name), metrics, state)
 
 
-def _check_names(metrics: Mapping[str, Metric], owner: str) -> None:
-    for name in metrics:
-        if name == "loss" or name.split("/")[0] == "weight":
+def _check_names(metrics: Mapping[str, Any], owner: str) -> None:
+    for name, value in metrics.items():
+        # A composed loss that was called inside this one reports its own weights.
+        own = not isinstance(value, Metric)
+        if own and (name == "loss" or name.split("/")[0] == "weight"):
             raise ValueError(
                 f"`{owner}` returned a metric named `{name}`, a name the Trainer "
                 "reports itself. Give it another name."
@@ -290,6 +292,11 @@ def named_losses(losses: Any, owner: str) -> tuple[tuple[str, ...], tuple[Any, .
             named[f"{name.strip('<>')}_{number}" if taken else name] = loss
     if not named:
         raise ValueError(f"`{owner}` was given no losses.")
-    for loss in named.values():
+    for name, loss in named.items():
+        if "/" in name:
+            raise ValueError(
+                f"A loss of `{owner}` is named `{name}`. The history puts a slash "
+                "between names, so that one cannot hold a slash itself."
+            )
         check_loss(loss)
     return tuple(named), tuple(named.values())

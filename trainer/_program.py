@@ -31,9 +31,9 @@ class Overridden(AbstractUpdate):
         """Make the optimizer's state, if there is one, for the inexact arrays."""
         return self.optimizer and self.optimizer.init(parameters(model))
 
-    def takes(self, name: str) -> list[bool]:
-        """Whether the method asks for `name`."""
-        return [name in asked_for(self.method, UPDATE_ARGUMENTS, "update")]
+    def asker(self) -> Any:
+        """The method."""
+        return self.method
 
     def __call__(
         self, model: Model, opt_state: PyTree, batch: Batch, **given: Any

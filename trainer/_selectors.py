@@ -144,8 +144,9 @@ class Cycle(AbstractSelector):
     def __call__(self, step: Step, num: int) -> tuple[Step, Step]:
         """Pick the branch; see `AbstractSelector.__call__`."""
         del num
-        ends = np.cumsum(self.counts, dtype=np.int32)
-        starts, counts = jnp.asarray(ends - self.counts), jnp.asarray(self.counts)
+        lengths = np.asarray(self.counts, np.int32)
+        ends = np.cumsum(lengths, dtype=np.int32)
+        starts, counts = jnp.asarray(ends - lengths), jnp.asarray(lengths)
         place, turn = step % ends[-1], step // ends[-1]
         index = jnp.sum(place >= ends[:-1], dtype=jnp.int32)
         return index, turn * counts[index] + place - starts[index]

@@ -8,6 +8,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 
@@ -83,6 +84,8 @@ def canonical(
     def one(leaf: Any) -> jax.Array:
         if getattr(leaf, "weak_type", False):
             leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
+        if copy and not isinstance(leaf, jax.Array):
+            leaf = np.array(leaf)  # JAX may take a NumPy array's memory over as it is
         sharding = leaf.sharding if _is_on_mesh(leaf) else home
         return jax.device_put(leaf, sharding, may_alias=False if copy else None)
 
@@ -107,7 +110,7 @@ def first_difference(root: str, old: PyTree, new: PyTree) -> str | None:
     for path, now in new_leaves.items():
         return f"`{path_name(root, path)}` is new: {describe(now)}"
     if jtu.tree_structure(old) != jtu.tree_structure(new):
-        return f"`{root}` has another structure, with the same leaves"
+        return f"`{root or 'state'}` has another structure, with the same leaves"
     return None
 
 

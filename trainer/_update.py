@@ -53,7 +53,11 @@ class AbstractUpdate(eqx.Module):
 
     def takes(self, name: str) -> list[bool]:
         """Whether each loss in it asks for `name`; by default, whether it does."""
-        return [name in asked_for(self, UPDATE_ARGUMENTS, "update")]
+        return [name in asked_for(self.asker(), UPDATE_ARGUMENTS, "update")]
+
+    def asker(self) -> Any:
+        """The function whose signature says what the update asks for."""
+        return self
 
     def branches(self) -> dict[str, tuple[str, ...]]:
         """For every metric that is a branch's index: the names of the branches."""
@@ -161,7 +165,7 @@ def call_update(
     """Call an update with what it asks for, and check what it returns."""
     if isinstance(update, Minimize):
         return Updated(*update(model, opt_state, batch, **given._asdict()))
-    asker = getattr(update, "method", update)
+    asker = update.asker()
     names = asked_for(asker, UPDATE_ARGUMENTS, "update")
     arguments = {name: value_of(name, given, asker) for name in names}
     returned = update(model, opt_state, batch, **arguments)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from trainer._explain import explain_trace
 from trainer._losses import (
     AbstractComposed,
     AbstractJoint,
@@ -90,6 +91,11 @@ class WeightedSum(AbstractComposed):
     def __init__(self, *, by: Unit = "step", **terms: Any):
         pairs = {n: t if isinstance(t, tuple) else (1.0, t) for n, t in terms.items()}
         for name, pair in pairs.items():
+            if name in ("loss", "branch", "weight"):
+                raise ValueError(
+                    f"A term of `WeightedSum` is named `{name}`, which the history uses "
+                    "for something else. Give it another name."
+                )
             if len(pair) != 2:
                 raise TypeError(
                     f"Term `{name}` of `WeightedSum` is a tuple of {len(pair)}. A term "
@@ -116,27 +122,39 @@ class WeightedSum(AbstractComposed):
     def combine(self, evaluate: Evaluate, given: Given) -> Output:
         """Evaluate the terms of weight other than 0; see `AbstractComposed.combine`."""
         count = given.step if self.by == "step" else given.epoch
-        terms = list(zip(self.names, self.losses, self.weights, strict=True))
-        always = [term for term in terms if _always_runs(*term[1:])]
         outputs, metrics = [], {}
-        if always:
-            value, metrics, state = evaluate(_Sum(*zip(*always, strict=True)), given)
-            outputs, given = [value], given._replace(state=state)
-        for name, loss, weight in terms:
-            if _always_runs(loss, weight):
-                continue
-            now = jnp.asarray(
-                weight(count) if callable(weight) else weight, jnp.float32
-            )
-            value, inner, state = _term(evaluate, name, loss, now, given)
+        for group in self._groups(given.state is not None):
+            if _always_runs(*group[0][1:]):
+                value, inner, state = evaluate(_Sum(*zip(*group, strict=True)), given)
+            else:
+                ((name, loss, weight),) = group
+                now = weight(count) if callable(weight) else weight
+                now = jnp.asarray(now, jnp.float32)
+                value, inner, state = _term(evaluate, name, loss, now, given)
+                if callable(weight):
+                    inner = {**inner, f"weight/{name}": Metric(now)}
             outputs, given = [*outputs, value], given._replace(state=state)
             metrics = {**metrics, **inner}
-            if callable(weight):
-                metrics[f"weight/{name}"] = Metric(now)
         total = outputs[0]
         for output in outputs[1:]:
             total = jtu.tree_map(lambda a, b: a + b, total, output)
         return Output(total, metrics, given.state)
+
+    def _groups(self, in_order: bool) -> list[list[tuple[str, Any, Any]]]:
+        """Terms that are evaluated together: those that always run; each other alone.
+
+        A model's state goes through the terms in order, so that only neighbors may be
+        put together then.
+        """
+        groups: list[list[tuple[str, Any, Any]]] = []
+        for term in zip(self.names, self.losses, self.weights, strict=True):
+            places = groups[-1:] if in_order else groups
+            joint = [g for g in places if _always_runs(*g[0][1:])]
+            if joint and _always_runs(*term[1:]):
+                joint[0].append(term)
+            else:
+                groups.append([term])
+        return groups
 
 
 def _always_runs(loss: Any, weight: Any) -> bool:
@@ -178,9 +196,12 @@ def _check_weight(name: str, weight: Any) -> Any:
                 "out, give the number 0."
             )
         return weight
-    if isinstance(weight, jax.Array | np.ndarray) and weight.shape == ():
-        return jnp.asarray(weight, jnp.float32)
-    if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
+    if isinstance(weight, jax.Array) and weight.shape == ():
+        return weight.astype(jnp.float32)
+    if isinstance(weight, np.ndarray) and weight.shape == ():
+        weight = weight[()]
+    number = isinstance(weight, int | float | np.integer | np.floating)
+    if isinstance(weight, bool) or not number:
         raise TypeError(
             f"{what} is `{weight!r}`. A weight is a number or a schedule, a function "
             "from the step to a scalar."
@@ -198,7 +219,8 @@ def _check_schedule(schedule: Any, what: str) -> float | None:
         returned.append(schedule(step))
         return jnp.asarray(returned[0])
 
-    shape = jax.eval_shape(call, jax.ShapeDtypeStruct((), jnp.int32)).shape
+    with explain_trace():
+        shape = jax.eval_shape(call, jax.ShapeDtypeStruct((), jnp.int32)).shape
     if shape != ():
         raise TypeError(
             f"{what} is a schedule that returns shape {shape}, not a scalar."
