@@ -131,6 +131,17 @@ def hand_loop(feed, n):
     return values
 
 
+def test_a_padded_run_is_continued_without_a_second_compile():
+    x, y = data(10)
+    ragged = tr.Loader([(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)], ragged="pad")
+    trainer = tr.Trainer(masked_mse, optax.sgd(0.1), steps_per_call=2)
+    whole = trainer.fit(mlp(), ragged, num_steps=9, progress=False)
+    first = trainer.fit(mlp(), ragged, num_steps=4, progress=False)
+    again = trainer.fit(first.state, ragged, num_steps=9, progress=False)
+    assert equal(again.state, whole.state)
+    assert again.compiles == 1
+
+
 def test_ragged_batches_are_left_out_where_a_loss_takes_no_mask():
     x, y = data(10)
     ragged = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]

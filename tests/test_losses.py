@@ -46,6 +46,15 @@ def ignores_the_rest(model, batch, *rest, option=None, **others):
     return jnp.sum(model**2)
 
 
+def positional_only(model, batch, step=0, /):
+    return jnp.sum(model**2) + step
+
+
+def named_rest(model, batch, *mask, **state):
+    assert (mask, state) == ((), {})
+    return jnp.sum(model**2)
+
+
 def outer(extra, model, batch, *, step):
     return jnp.sum(model**2) + extra * (step - 3)
 
@@ -85,6 +94,8 @@ ACCEPTED = {
     "keyword": keyword,
     "positional": positional,
     "other names": by_other_names,
+    "positional-only default": positional_only,
+    "star of a name": named_rest,
     "star": ignores_the_rest,
     "partial": functools.partial(scaled, scale=1.0),
     "partial of the first": functools.partial(outer, 5.0),
@@ -191,6 +202,7 @@ SCALAR = jnp.float32(1.5)
 RETURNED = {
     "a scalar": (SCALAR, {}),
     "a 1-tuple": ((SCALAR,), {}),
+    "weak": (jnp.asarray(1.5), {}),
     "half": (SCALAR.astype(jnp.bfloat16), {}),
     "no metrics": ((SCALAR, {}), {}),
     "metrics": ((SCALAR, {"a": 1, "b/c": jnp.float32(2)}), {"a": 1, "b/c": 2}),

@@ -111,6 +111,13 @@ def test_metrics_are_the_union_of_the_branches():
     }
 
 
+def test_a_metric_that_is_always_there_may_come_before_one_that_is_not():
+    a = lambda model, batch: (model, {"both": 1, "x": 5})
+    b = lambda model, batch: (model, {"both": 2, "y": 6})
+    _, metrics = sweep(tr.alternate(a, b), range(2))
+    assert metrics == {"both": [1, 2], "x": [5, None], "y": [None, 6], "branch": [0, 1]}
+
+
 def test_a_metric_of_every_branch_is_known_to_be_there():
     at = Given(jnp.int32(0), jnp.int32(0))
     output = evaluate_loss(tr.alternate(counted, counted), jnp.float32(1), None, at)
@@ -268,6 +275,11 @@ def test_names():
         (lambda: tr.switch_every(2), ValueError, "`Switch` was given no losses"),
         (lambda: tr.switch_every(2, near, 4.0), TypeError, "`4.0` is not a loss"),
         (lambda: tr.switch_every(2, near, by="day"), ValueError, "`by` is `'day'`"),
+        (
+            lambda: tr.Switch(tr.Every(1), {"a/b": near}),
+            ValueError,
+            "named `a/b`. The h",
+        ),
         (lambda: tr.switch_every(0, near), ValueError, "`every` of `Every` is `0`"),
         (lambda: tr.alternate(near, counts=(1, 2)), ValueError, "drives 1 branches"),
         (lambda: tr.piecewise([near], [3]), ValueError, "makes 2 phases, but drives 1"),

@@ -93,8 +93,8 @@ class WeightedSum(AbstractComposed):
         for name, pair in pairs.items():
             if name in ("loss", "branch", "weight"):
                 raise ValueError(
-                    f"A term of `WeightedSum` is named `{name}`, which the history uses "
-                    "for something else. Give it another name."
+                    f"A term of `WeightedSum` is named `{name}`, which the history "
+                    "uses for something else. Give it another name."
                 )
             if len(pair) != 2:
                 raise TypeError(

@@ -44,8 +44,10 @@ class Layout:
     def fits(self, content: PyTree) -> bool:
         """Whether content looks the same, so that the compiled step takes it."""
         leaves, treedef = jtu.tree_flatten(content)
-        shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        return treedef == self.treedef and shapes == self.shapes
+        if treedef != self.treedef:
+            return False
+        shapes = [(np.shape(x), getattr(x, "dtype", None)) for x in leaves]
+        return shapes == self.shapes
 
     @property
     def like(self) -> PyTree:

@@ -105,7 +105,7 @@ class Loader(AbstractSource):
         while wanted.num_epochs is None or epoch < wanted.num_epochs:
             count = 0
             for batch in itertools.islice(iterator, self._steps_per_epoch):
-                content = fit(host_batch(batch))
+                content = fit(batch)
                 if content is None:
                     continue
                 count += 1
@@ -159,20 +159,31 @@ class _Fit:
         self.wanted = wanted
         self.said = ragged is not None
         self.ragged = ragged or ("pad" if wanted.may_pad else "drop")
-        self.layout = None if wanted.like is None else Layout(wanted.like[0], 1)
-        self.full: Any = None
+        self.layout: Layout | None = None
+        self.full: np.ndarray | None = None
+        if wanted.like is not None:
+            self._learn(wanted.like[0])
 
-    def __call__(self, batch: Batch) -> PyTree | None:
-        if self.layout is None:
-            self.layout = Layout(batch, 1)
-        if self.layout.fits(batch):
-            if self.wanted.mask and self.full is None:
-                self.full = np.ones(num_examples(batch), np.bool_)
+    def __call__(self, batch: Any) -> PyTree | None:
+        """Return the batch and its mask, or None to leave it out."""
+        # Most batches are as they should be, and nothing need be done to them.
+        if self.layout is not None and self.layout.fits(batch):
             return batch, self.full
-        like = self.layout.like
+        batch = host_batch(batch)
+        layout = self.layout or self._learn(batch)
+        if layout.fits(batch):
+            return batch, self.full
+        like = layout.like
         if not _only_shorter(like, batch):
             raise does_not_fit(like, batch)
         return self._short(batch, num_examples(batch), num_examples(like))
+
+    def _learn(self, batch: Batch) -> Layout:
+        """Take a batch for the one that all others must be like."""
+        self.layout = Layout(batch, 1)
+        if self.wanted.mask:
+            self.full = np.ones(num_examples(batch), np.bool_)
+        return self.layout
 
     def _short(self, batch: Batch, count: int, size: int) -> PyTree | None:
         if self.ragged == "error":
