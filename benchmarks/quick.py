@@ -207,15 +207,14 @@ def measure(rows: dict[str, Any], rounds: int, seconds: float) -> Any:
     steps = {}
     for name, run in rows.items():
         run(STEPS_PER_CALL)  # compiles
-        pace = clock(run, 5 * STEPS_PER_CALL) / 5
-        steps[name] = max(round(seconds / pace), 5) * STEPS_PER_CALL
+        pace = clock(run, 2 * STEPS_PER_CALL) / 2
+        steps[name] = max(round(seconds / pace), 2) * STEPS_PER_CALL
     found: dict[str, list[float]] = {name: [] for name in rows}
-    one_step = []
     for number in range(rounds):
         # Back and forth, so that no row always comes after the same one.
         for name in list(rows)[:: 1 if number % 2 == 0 else -1]:
             found[name].append(clock(rows[name], steps[name]) / steps[name] * 1e6)
-        one_step.append(clock(rows["fit"], 1) * 1e3)
+    one_step = [clock(rows["fit"], 1) * 1e3 for _ in range(rounds)]
     return found, steps, one_step
 
 

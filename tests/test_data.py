@@ -201,7 +201,8 @@ def test_endless_iterators_factories_and_lists_train_alike():
     ]
     results = [way() for way in ways]
     for result in results[1:]:
-        assert equal(result.state, results[0].state)
+        assert equal(result.model, results[0].model)
+    assert [int(r.state.epoch) for r in results] == [2, 2, 0, 2, 2]
 
 
 def test_an_iterator_is_continued_by_a_second_fit():
@@ -276,5 +277,32 @@ def test_a_loss_may_need_no_batch():
         return jnp.sum(model**2)
 
     trainer = tr.Trainer(loss, optax.sgd(0.25), steps_per_call=3)
-    result = trainer.fit(jnp.ones(2), None, num_steps=4, progress=False)
-    assert result.model.tolist() == [0.5**4] * 2
+    for ends in ({"num_steps": 4}, {"num_epochs": 4}):
+        result = trainer.fit(jnp.ones(2), None, progress=False, **ends)
+        assert result.model.tolist() == [0.5**4] * 2
+    assert trainer.evaluate(result.model, None) == {"loss": 2 * 0.5**8}
+
+
+def test_batches_that_are_all_shorter_than_the_compiled_ones_are_refused():
+    for loss in (mse, masked_mse):
+        trainer = tr.Trainer(loss, optax.sgd(0.1))
+        first = trainer.fit(mlp(), batches(16), num_steps=4, progress=False)
+        loader = tr.Loader(batches(8), ragged="drop")
+        with pytest.raises(tr.RecompileError, match=r"`batch\[0\]` was float32\[16,10"):
+            trainer.fit(first.state, loader, num_steps=8, progress=False)
+
+
+def test_an_endless_iterator_is_continued_at_its_place_in_the_epoch():
+    seen = []
+
+    def loss(model, batch, *, epoch):
+        return mse(model, batch), {"epoch": epoch}
+
+    feed = tr.Loader(itertools.cycle(batches()), steps_per_epoch=4)
+    trainer = tr.Trainer(loss, optax.sgd(0.1), steps_per_call=3)
+    state = mlp()
+    for num_steps in (6, 7, 13):
+        result = trainer.fit(state, feed, num_steps=num_steps, progress=False)
+        state = result.state
+        seen += result.history["epoch"].tolist()
+    assert seen == [step // 4 for step in range(13)]

@@ -72,6 +72,14 @@ def test_a_schedule_is_evaluated_at_the_step_of_the_state():
         assert found == t.evaluate(state, batches(), loss=loss)["loss"]
 
 
+def test_a_schedule_by_epoch_is_evaluated_at_the_epoch_of_the_state():
+    t = trainer(tr.piecewise([mse, mae], boundaries=[1], by="epoch"))
+    for num_steps, loss in ((4, mse), (5, mae)):
+        state = t.fit(mlp(), batches(), num_steps=num_steps, progress=False).state
+        found = t.evaluate(state, batches())["loss"]
+        assert found == t.evaluate(state, batches(), loss=loss)["loss"]
+
+
 def test_another_loss_may_be_an_accuracy():
     def accuracy(model, batch):
         x, y = batch

@@ -236,5 +236,7 @@ def test_an_error_outside_of_any_file_still_has_a_message():
     run = jax.jit(scope["loss"])
     with pytest.raises(tr.TraceError, match="A Python `if`") as caught, explain_trace():
         run(jnp.array(True))
-    frames = traceback.extract_tb(caught.value.__cause__.__traceback__)
+    cause = caught.value.__cause__
+    assert cause is not None
+    frames = traceback.extract_tb(cause.__traceback__)
     assert any(frame.filename == "<string>" for frame in frames)

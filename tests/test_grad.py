@@ -163,7 +163,7 @@ def present(metrics, step):
 
 
 # Every example is compiled, so that looking for a smaller one would take minutes.
-@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
 @given(program=programs, over=st.sampled_from(["vmap", "map"]))
 def test_a_program_computes_what_plain_python_does(program, over):
     value, grad, metrics, plain, plain_metrics = run_all(program.build([]), over)
@@ -176,7 +176,7 @@ def test_a_program_computes_what_plain_python_does(program, over):
         assert present(plain_metrics, step) == present(metrics, step)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(program=programs)
 def test_each_loss_is_run_once_when_a_program_is_traced(program):
     runs = []

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -108,6 +109,8 @@ ACCEPTED = {
     "filter_jit": eqx.filter_jit(square),
     "checkpoint": jax.checkpoint(square),
 }
+# The losses that ask for `step`.
+STEP = {"keyword", "positional", "partial of the first", "bound method", "AbstractLoss"}
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -119,15 +122,6 @@ def test_a_loss_may_be(name):
     np.testing.assert_array_equal(grad, 2 * MODEL)
     trainer = tr.Trainer(loss, optax.sgd(0.1))
     assert trainer.program.takes("step") == [name in STEP]
-
-
-STEP = {
-    "keyword",
-    "positional",
-    "partial of the first",
-    "bound method",
-    "AbstractLoss",
-}
 
 
 def test_a_loss_is_given_what_it_asks_for():
@@ -191,11 +185,9 @@ def test_a_loss_may_not_be(name, inside):
 
 
 def test_an_abstract_loss_needs_a_call():
-    class Empty(tr.AbstractLoss):
-        pass
-
+    empty: Any = type("Empty", (tr.AbstractLoss,), {})
     with pytest.raises(TypeError, match="abstract"):
-        Empty()
+        empty()
 
 
 SCALAR = jnp.float32(1.5)

@@ -49,7 +49,7 @@ def test_double_precision_is_kept_where_jax_has_it():
         ]
         assert int(metrics["b"].value) == 2**40
         buffer = MetricBuffer(metrics, 1)
-        written = buffer.write(buffer.empty(), jnp.int32(0), metrics)
+        written = buffer.write(jax.device_put(buffer.empty()), jnp.int32(0), metrics)
         assert buffer.read(jax.device_get(written), 1)["a"][0] == 0.1
 
 
@@ -103,7 +103,7 @@ def test_what_is_written_is_read(columns, count, data):
         }
 
     buffer = MetricBuffer(at(0), ROWS)
-    buffers = buffer.empty()
+    buffers = jax.device_put(buffer.empty())
     for row in range(count):
         buffers = buffer.write(buffers, jnp.int32(row), at(row))
     found = buffer.read(jax.device_get(buffers), count)

@@ -1,6 +1,7 @@
 """Switch and its short forms."""
 
 from collections import Counter
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -268,13 +269,21 @@ def test_names():
     assert sweep(named, [0, 1], model=3.0)[0] == [3, 9]
 
 
+THREE: Any = 3
+DAY: Any = "day"
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: tr.Switch(3, [near]), TypeError, "`3` is not a selector. Use `tr.E"),
+        (
+            lambda: tr.Switch(THREE, [near]),
+            TypeError,
+            "`3` is not a selector. Use `tr.E",
+        ),
         (lambda: tr.switch_every(2), ValueError, "`Switch` was given no losses"),
         (lambda: tr.switch_every(2, near, 4.0), TypeError, "`4.0` is not a loss"),
-        (lambda: tr.switch_every(2, near, by="day"), ValueError, "`by` is `'day'`"),
+        (lambda: tr.switch_every(2, near, by=DAY), ValueError, "`by` is `'day'`"),
         (
             lambda: tr.Switch(tr.Every(1), {"a/b": near}),
             ValueError,

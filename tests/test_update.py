@@ -97,6 +97,7 @@ def test_the_loss_reported_is_that_of_the_parameters_before():
 
 def test_an_update_is_what_optax_does_by_hand():
     optimizer, model = optax.adamw(0.1), Model()
+    params: Any
     params, rest = eqx.partition(model, eqx.is_inexact_array)
     state = optimizer.init(params)
     for _ in range(5):
@@ -108,32 +109,33 @@ def test_an_update_is_what_optax_does_by_hand():
 
 
 def test_extra_arguments_are_value_grad_and_value_fn():
-    def update(grads, state, params=None, *, value, grad, value_fn, **extra):
-        assert extra == {}
-        again = value_fn(params - grads / 3)
+    def update(updates, state, params=None, **extra_args):
+        assert set(extra_args) == {"value", "grad", "value_fn"}
+        value, grad, value_fn = (extra_args[n] for n in ("value", "grad", "value_fn"))
+        again = value_fn(params - updates / 4)
         return jax.tree.map(jnp.zeros_like, grad), jnp.stack([value, again])
 
     init = lambda params: jnp.zeros(2)
     optimizer = optax.GradientTransformationExtraArgs(init, update)
     loss = lambda model, batch: model**2
     result = run(loss, optimizer, model=jnp.float32(3), num_steps=1)
-    assert result.state.opt_state.tolist() == [9.0, 1.0]  # at 3, and at 3 - 6 / 3
+    assert result.state.opt_state.tolist() == [9.0, 2.25]  # at 3, and at 3 - 6 / 4
+
+
+SGD = optax.sgd(1.0)
+RATE: Any = 1e-3
+SIZE: Any = size
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (
-            lambda: tr.Minimize(size, 1e-3),
-            "`0.001` is not an optimizer. Use one of Opt",
-        ),
-        (lambda: tr.Minimize(3, optax.sgd(1)), "`3` is not a loss"),
+        (lambda: tr.Minimize(size, RATE), "`0.001` is not an optimizer. Use one of Op"),
+        (lambda: tr.Minimize(3, SGD), "`3` is not a loss"),
         (lambda: tr.Trainer(size), "`Trainer` has a loss but no optimizer. Pass one"),
-        (lambda: tr.Trainer(update=size), "is not an update. Use `tr.Minimize(loss, o"),
+        (lambda: tr.Trainer(update=SIZE), "is not an update. Use `tr.Minimize(loss, o"),
         (
-            lambda: tr.Trainer(
-                None, optax.sgd(1), update=tr.Minimize(size, optax.sgd(1))
-            ),
+            lambda: tr.Trainer(None, SGD, update=tr.Minimize(size, SGD)),
             "The optimizer belongs into the update",
         ),
     ],
@@ -211,9 +213,8 @@ def test_without_an_optimizer_the_state_starts_as_none():
         assert opt_state is None
         return model + 1, opt_state, {}
 
-    trainer = own(update)
-    assert trainer.init(jnp.zeros(2)).opt_state is None
-    result = trainer.fit(jnp.zeros(2), None, num_steps=3, progress=False)
+    assert own(update).init(jnp.zeros(2)).opt_state is None
+    result = own(update).fit(jnp.zeros(2), None, num_steps=3, progress=False)
     assert result.model.tolist() == [3.0, 3.0]
     assert list(result.history) == []
 
@@ -271,7 +272,7 @@ def test_the_arguments_of_an_update_are_checked(wrong):
 
 def test_no_update_is_called_a_update():
     class Uncallable(tr.AbstractUpdate):
-        __call__ = property(lambda self: max)  # has no signature
+        __call__: Any = property(lambda self: max)  # has no signature
 
         def init(self, model):
             return None

@@ -1,6 +1,7 @@
 """WeightedSum: weights, terms that are left out, metrics, state."""
 
 from collections import Counter
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -48,7 +49,7 @@ def train(loss, num_steps=4, model=None, learning_rate=0.0):
     return trainer.fit(model, None, num_steps=num_steps, progress=False)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     weights=st.tuples(*[st.floats(-4, 4, width=16).filter(bool)] * 3),
     as_array=st.booleans(),
@@ -56,7 +57,9 @@ def train(loss, num_steps=4, model=None, learning_rate=0.0):
 def test_a_sum_is_linear_in_its_weights(weights, as_array):
     model, losses = jnp.asarray([0.5, -2.0]), (fit, size, lambda m, b: jnp.prod(m))
     given = [jnp.float32(w) for w in weights] if as_array else weights
-    terms = {f"t{n}": pair for n, pair in enumerate(zip(given, losses, strict=True))}
+    terms: Any = {
+        f"t{n}": pair for n, pair in enumerate(zip(given, losses, strict=True))
+    }
     value, grad = value_and_grad(tr.WeightedSum(**terms), model, None, ZERO).value
     single = [jax.value_and_grad(loss)(model, None) for loss in losses]
     expected = sum(w * float(v) for w, (v, _) in zip(weights, single, strict=True))
@@ -113,7 +116,7 @@ def test_what_is_reported():
 
 
 def test_the_weight_reported_is_the_one_used():
-    schedule = optax.cosine_decay_schedule(1.0, 10)
+    schedule: Any = optax.cosine_decay_schedule(1.0, 10)
     history = train(tr.WeightedSum(a=(schedule, size)), 10).history
     np.testing.assert_array_equal(history["loss"], history["weight/a"] * 2)
     expected = [schedule(step) for step in range(10)]
@@ -166,9 +169,17 @@ def test_a_term_of_weight_0_is_not_computed():
 
 
 def test_terms_that_always_run_share_one_gradient():
-    loss = tr.WeightedSum(a=fit, b=(2.0, size), c=(0.5, counted))
-    run = lambda m, s: value_and_grad(loss, m, None, Given(s, s)).value
-    jaxpr = jax.make_jaxpr(run)(jnp.ones(3), jnp.int32(0)).jaxpr
+    runs = []
+
+    def evaluate(leaf, given):
+        runs.append(leaf)
+        return evaluate_loss(leaf, jnp.ones(3), None, given)
+
+    loss = tr.WeightedSum(a=fit, b=(lambda s: s + 1, fit), c=(2.0, size), d=size)
+    assert loss.combine(evaluate, ZERO).value == 9.0
+    assert len(runs) == 2
+    run = lambda s: tr.WeightedSum(a=fit, b=(2.0, size))(jnp.ones(3), None, step=s)[0]
+    jaxpr = jax.make_jaxpr(run)(jnp.int32(0)).jaxpr
     assert all(eqn.primitive.name != "cond" for eqn in jaxpr.eqns)
 
 
@@ -217,6 +228,7 @@ LATE = lambda step: step >= 1
         ({"a": doubles, "b": (LATE, adds)}, (1, 2, 3)),
         ({"a": (LATE, doubles), "b": adds}, (1, 2, 3)),
         ({"a": tr.alternate(weight_decay, doubles), "b": adds}, (1, 2, 3)),
+        ({"a": doubles, "between": (LATE, adds), "b": adds}, (1, 3, 4)),
         ({"a": doubles, "zero": (0.0, adds), "b": adds}, (1, 2, 3)),
     ],
 )
@@ -248,9 +260,7 @@ def test_half_precision_stays_half_precision():
 
 @pytest.mark.parametrize("name", ["loss", "weight", "branch", "a/b"])
 def test_a_name_that_the_history_uses_is_refused(name):
-    with pytest.raises(
-        ValueError, match=f"is named `{name}`.*[Tt]he history|which the h"
-    ):
+    with pytest.raises(ValueError, match=f"is named `{name}`(, which t|. T)he history"):
         tr.WeightedSum(**{name: fit, "other": (3.0, size)})
 
 

@@ -1,7 +1,7 @@
 """What a callback sees, and how it asks to stop."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -80,4 +80,19 @@ class AbstractCallback(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, info: StepInfo) -> Mapping[str, Any] | Stop | None:
-        """Do it."""
+        """Read `info`; return numbers to record by name, `Stop(reason)`, or None."""
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raise TypeError unless it is a sequence of callbacks."""
+    if not isinstance(callbacks, Sequence):
+        raise TypeError(
+            f"`callbacks` is `{callbacks!r}`, which is not a list. Write "
+            "`callbacks=[...]`."
+        )
+    for callback in callbacks:
+        if not isinstance(callback, AbstractCallback):
+            raise TypeError(
+                f"`{callback!r}` is not a callback. Subclass `tr.AbstractCallback`, "
+                "with `__call__(self, info)`."
+            )

@@ -1,5 +1,6 @@
 """Evaluate a loss on data, in inference mode."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -29,7 +30,7 @@ def _one_batch(
     loss: Any, state: TrainState, batch: Any, mask: Array | None, key: Key
 ) -> dict[str, Metric]:
     model = eqx.nn.inference_mode(state.model)
-    given = Given(state.step, jnp.int32(0), key, mask, state.model_state)
+    given = Given(state.step, state.epoch, key, mask, state.model_state)
     with explain_trace():
         value, metrics, _ = evaluate_loss(loss, model, batch, given)
     # The index of a branch and a weight belong to a step; they have no mean.
@@ -46,7 +47,7 @@ def evaluate(loss: Any, state: TrainState, data: Any) -> dict[str, float]:
     takes = [asked_for(leaf, LOSS_ARGUMENTS, "loss") for leaf in leaves_of(loss)]
     pad = all("mask" in names for names in takes)
     # Neither the optimizer's state nor where a leaf lies is a reason to compile again.
-    state = TrainState(state.step, state.model, state.model_state, None, state.key)
+    state = dataclasses.replace(state, opt_state=None)
     state = canonical(state, copy=False)
     key = jr.key(0)
     found, counts = [], []

@@ -1,7 +1,8 @@
 """The loop on the host: feed the step, read its metrics now and then, call back."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -155,13 +156,32 @@ class Loop:
             return self._evaluate(self.state(), data, loss=loss)
 
         for callback in filter(due, self._callbacks):
-            info = StepInfo(self.step, dict(self._metrics), get_state, evaluate)
+            metrics = MappingProxyType(self._metrics)
+            info = StepInfo(self.step, metrics, get_state, evaluate)
             returned = callback(info)
             if isinstance(returned, Stop):
                 self.stop_reason = returned.reason
             elif returned is not None:
+                _check_returned(callback, returned, self._compiled.metric_names)
                 self._history.record(self.step, returned)
                 self._metrics = {**self._metrics, **returned}
+
+
+def _check_returned(
+    callback: AbstractCallback, returned: Any, taken: Collection[str]
+) -> None:
+    name = type(callback).__name__
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"Callback `{name}` returned `{returned!r}`. It returns a dict of numbers, "
+            "`tr.Stop(reason)`, or None."
+        )
+    for metric in returned:
+        if metric in taken:
+            raise ValueError(
+                f"Callback `{name}` returned `{metric}`, which every step reports. "
+                "Give it a name of its own, such as `validation/loss`."
+            )
 
 
 def _copied(state: TrainState) -> TrainState:

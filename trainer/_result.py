@@ -16,7 +16,8 @@ class FitResult:
         state: The TrainState after the last update. Give it to `fit` to go on.
         history: What this fit recorded.
         stop_reason: `"num_steps"`, `"num_epochs"`, or the reason a callback gave.
-        compiles: How often XLA compiled this Trainer's step, over all its fits. 1.
+        compiles: How often XLA compiled this Trainer's step, over all its fits: 1, or 0
+            if there was no step to run.
         compile_seconds: Seconds this fit spent tracing and compiling the step.
         seconds: Seconds this fit spent on the steps and callbacks.
     """

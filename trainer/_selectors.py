@@ -191,8 +191,9 @@ class At(AbstractSelector):
         """Raise ValueError unless there is one boundary between every two branches."""
         if len(self.boundaries) + 1 != num:
             raise ValueError(
-                f"`At` has {len(self.boundaries)} boundaries, which makes "
-                f"{len(self.boundaries) + 1} phases, but drives {num} branches."
+                f"`At` has {len(self.boundaries)} boundaries, `{self.boundaries}`, "
+                f"which makes {len(self.boundaries) + 1} phases, but drives {num} "
+                "branches. Give one boundary fewer than there are branches."
             )
 
     def __call__(self, step: Step, num: int) -> tuple[Step, Step]:

@@ -18,6 +18,7 @@ class TrainState(eqx.Module):
 
     Attributes:
         step: Number of completed updates. The first update sees 0.
+        epoch: Epoch that the last update's batch began in, from 0.
         model: The model, as given, with every array strongly typed.
         model_state: The `eqx.nn.State` of a model with BatchNorm or the like, or None.
         opt_state: What the update's optimizer remembers.
@@ -26,6 +27,7 @@ class TrainState(eqx.Module):
     """
 
     step: Step
+    epoch: Step
     model: Model
     model_state: PyTree
     opt_state: PyTree

@@ -129,6 +129,11 @@ class CompiledStep:
         return function
 
     @property
+    def metric_names(self) -> frozenset[str]:
+        """Names of everything that a step may report."""
+        return frozenset(n for names in self._buffer.columns.values() for n in names)
+
+    @property
     def compiles(self) -> int:
         """How often XLA compiled this step."""
         return self._counter.count
@@ -218,7 +223,9 @@ def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
         model, opt_state, metrics, model_state = call_update(
             update, state.model, state.opt_state, batch, given
         )
-        state = TrainState(state.step + 1, model, model_state, opt_state, state.key)
+        state = TrainState(
+            state.step + 1, epoch, model, model_state, opt_state, state.key
+        )
         return jtu.tree_map(_strong, state), metrics
 
     return one_step

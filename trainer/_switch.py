@@ -35,7 +35,7 @@ class Switch(AbstractComposed):
     Attributes:
         selector: Picks the loss.
         names: Names of the losses: the dict's keys, or the functions' own names.
-        losses: The losses, in order.
+        losses: The losses, in order. Given as a list, or as a dict that names them.
         by: What the selector counts: `"step"` or `"epoch"`. With `"epoch"` it is the
             branch's `epoch` that counts from the boundary, and `step` is left alone.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import optax
 
-from trainer._callback import AbstractCallback
+from trainer._callback import AbstractCallback, check_callbacks
 from trainer._evaluate import evaluate
 from trainer._frozen import Frozen
 from trainer._history import History
@@ -68,7 +68,9 @@ class Trainer(Frozen):
     """
 
     last_state: TrainState | None
-    """The state at the end of the last fit, also of one that raised."""
+    """The state at the end of the last fit, also of one that raised.
+
+    None before the first, and if the process was stopped in the middle of a call."""
 
     def __init__(
         self,
@@ -139,10 +141,8 @@ class Trainer(Frozen):
         key = jr.key(0) if key is None else key
         check_key(key)
         model = canonical(model)
-        state = TrainState(
-            jnp.zeros((), jnp.int32), model, model_state, self.program.init(model), key
-        )
-        return canonical(state)
+        zero, opt_state = jnp.int32(0), self.program.init(model)
+        return canonical(TrainState(zero, zero, model, model_state, opt_state, key))
 
     @final
     def fit(
@@ -182,6 +182,7 @@ class Trainer(Frozen):
         After any error, `last_state` is the state at the last completed call.
         """
         num_steps, num_epochs = check_ends(num_steps, num_epochs)
+        check_callbacks(callbacks)
         if not isinstance(model, TrainState):
             state, first = self.init(model, key=key), 0
         elif key is None:
@@ -268,10 +269,11 @@ class Trainer(Frozen):
 
         Args:
             model: A model, `(model, state)`, or a TrainState. A schedule is evaluated
-                at the state's step; at step 0 for a model.
+                at the state's step and epoch; at 0 for a model.
             data: As for `fit`. It is gone through once.
             loss: Evaluated in the place of the Trainer's own loss, if given. It has the
-                form of a loss; an accuracy may be one.
+                form of a loss; an accuracy may be one. One function object is compiled
+                once, so give the same each time.
 
         Returns:
             `"loss"`, and every metric, as floats.
@@ -290,5 +292,6 @@ class Trainer(Frozen):
         check_loss(loss)
         if not isinstance(model, TrainState):
             model, model_state = split_model(model)
-            model = TrainState(jnp.int32(0), model, model_state, None, jr.key(0))
+            zero = jnp.int32(0)
+            model = TrainState(zero, zero, model, model_state, None, jr.key(0))
         return evaluate(loss, model, data)

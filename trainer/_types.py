@@ -1,4 +1,4 @@
-"""Type names shared by every module, and the package's one error class."""
+"""Type names shared by every module, and the error of a second compile."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -132,6 +132,23 @@ def test_evaluating_while_training_changes_nothing_and_compiles_once():
     assert result.history["test/loss"][0] == result.history["validation/loss"][2]
 
 
+@pytest.mark.parametrize(
+    ("callbacks", "error", "message"),
+    [
+        (Call(print, 1), TypeError, "is not a list"),
+        ([print], TypeError, "is not a callback. Subclass"),
+        ([Call(lambda i: 3, 1)], TypeError, "Callback `Call` returned `3`"),
+        ([Call(lambda i: {"loss": 3.0}, 1)], ValueError, "which every step reports"),
+        ([Call(lambda i: i.metrics.update(a=1), 1)], AttributeError, "update"),
+    ],
+)
+def test_what_a_callback_may_not_be_or_return(callbacks, error, message):
+    with pytest.raises(error, match=message):
+        tr.Trainer(half, SGD).fit(
+            jnp.float32(1), None, num_steps=2, callbacks=callbacks, progress=False
+        )
+
+
 def test_every_is_a_whole_number():
     for bad, error in ((0, ValueError), (True, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="`every` of `Evaluate`"):

@@ -107,8 +107,8 @@ def _named_column(path: tuple[Any, ...], leaf: Any) -> None:
     except _NotNumbers as error:
         raise TypeError(
             f"Column `{path_name('batch', path)}` has dtype `{error}`, and a compiled "
-            "step takes numbers only. Leave the column out, or encode it as numbers, "
-            f"in the loader; its first value is {_first(leaf)}."
+            "step takes numbers only. Leave the column out, or encode it as numbers; "
+            f"its first value is {_first(leaf)}."
         ) from None
 
 

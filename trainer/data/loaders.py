@@ -98,13 +98,13 @@ class Loader(AbstractSource):
                 "Take `mask` and average over the examples where it is True."
             )
         fit = _Fit(self._ragged, wanted)
-        iterator = self._open()
+        length, iterator = self._steps_per_epoch, self._open()
         # An iterator goes on from where it stands: nothing is there to be skipped.
         once = iterator is self._source
-        epoch, done = 0, wanted.start if once else 0
+        epoch, count = divmod(wanted.start, length) if once and length else (0, 0)
+        done = wanted.start if once else 0
         while wanted.num_epochs is None or epoch < wanted.num_epochs:
-            count = 0
-            for batch in itertools.islice(iterator, self._steps_per_epoch):
+            for batch in itertools.islice(iterator, length and length - count):
                 content = fit(batch)
                 if content is None:
                     continue
@@ -112,11 +112,12 @@ class Loader(AbstractSource):
                 if done >= wanted.start:
                     yield Item(content, epoch)
                 done += 1
-            self._check_epoch(epoch, count, once)
+            self._check_epoch(epoch, count, once, fit)
             epoch += 1
             if done < wanted.start:
                 whole = (wanted.start - done) // count
                 epoch, done = epoch + whole, done + whole * count
+            count = 0
             if not once and epoch != wanted.num_epochs:
                 iterator = self._open()
 
@@ -125,7 +126,7 @@ class Loader(AbstractSource):
         source = self._source
         return iter(source if isinstance(source, Iterable) else source())
 
-    def _check_epoch(self, epoch: int, count: int, once: bool) -> None:
+    def _check_epoch(self, epoch: int, count: int, once: bool, fit: "_Fit") -> None:
         short = self._steps_per_epoch is not None and count < self._steps_per_epoch
         if once and (count == 0 or short):
             raise ValueError(
@@ -133,6 +134,8 @@ class Loader(AbstractSource):
                 "them. Pass something that can be iterated again, such as a list or a "
                 "loader, or a function that makes a new iterator: `lambda: batches()`."
             )
+        if count == 0 and fit.layout and fit.short is not None:
+            raise does_not_fit(fit.layout.like, fit.short)
         if count == 0:
             raise ValueError(
                 f"Epoch {epoch} has no batches. A loader with fewer examples than its "
@@ -142,7 +145,7 @@ class Loader(AbstractSource):
     def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
         """One epoch as it comes; with `pad`, short batches get the first's size."""
         size = None
-        for raw in self._open():
+        for raw in itertools.islice(self._open(), self._steps_per_epoch):
             batch = host_batch(raw)
             count = num_examples(batch)
             size = count if size is None else size
@@ -153,7 +156,13 @@ class Loader(AbstractSource):
 
 
 class _Fit:
-    """Brings every batch to the shape of the first, or says why that cannot be."""
+    """Brings every batch to the shape of the first, or says why that cannot be.
+
+    Attributes:
+        layout: What the first batch looks like; None before there was one.
+        full: The mask of a batch that is not short, or None.
+        short: The last batch that was left out, or None.
+    """
 
     def __init__(self, ragged: Ragged | None, wanted: Wanted):
         self.wanted = wanted
@@ -161,6 +170,7 @@ class _Fit:
         self.ragged = ragged or ("pad" if wanted.may_pad else "drop")
         self.layout: Layout | None = None
         self.full: np.ndarray | None = None
+        self.short: Batch = None
         if wanted.like is not None:
             self._learn(wanted.like[0])
 
@@ -202,6 +212,7 @@ class _Fit:
                 stacklevel=2,
             )
         if self.ragged == "drop":
+            self.short = batch
             return None
         batch, mask = pad_batch(batch, size)
         return batch, mask if self.wanted.mask else None
@@ -241,7 +252,9 @@ def _check_batches(batches: Any) -> None:
 
 
 def as_source(data: Any) -> AbstractSource:
-    """Wrap what the user gave as data. None is a batch of None at every step."""
+    """Wrap what the user gave as data. None is a batch of None, and an epoch a step."""
     if isinstance(data, AbstractSource):
         return data
-    return Loader(itertools.repeat(None)) if data is None else Loader(data)
+    if data is None:
+        return Loader(lambda: itertools.repeat(None), steps_per_epoch=1)
+    return Loader(data)
