@@ -149,7 +149,7 @@ def test_absent_is_masked_and_never_0_or_nan():
     assert not np.ma.isMaskedArray(history["loss"])
 
 
-def test_a_dtype_shared_by_branches_holds_all_their_values():
+def test_the_dtype_of_a_metric_holds_the_values_of_all_branches():
     whole = lambda model, batch: (jnp.sum(model), {"a": 7})
     part = lambda model, batch: (jnp.sum(model), {"a": jnp.float16(0.5)})
     trainer = tr.Trainer(tr.alternate(whole, part), optax.sgd(0.0))
