@@ -13,8 +13,9 @@ import optax
 import pytest
 
 import trainer as tr
+from trainer._composed import check_loss, evaluate_loss, leaves_of
 from trainer._grad import value_and_grad
-from trainer._losses import call_leaf, check_loss, evaluate_loss, Given, leaves_of
+from trainer._losses import call_leaf, Given
 
 
 MODEL = jnp.arange(1.0, 4.0)

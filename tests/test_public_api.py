@@ -7,11 +7,32 @@ import pytest
 import trainer as tr
 
 
-NAMES = """\
-AbstractCallback AbstractLoss AbstractSelector AbstractUpdate Arrays At Cycle Evaluate
-Every FitResult History Loader Minimize RecompileError StepInfo Stop Switch TraceError
-TrainState Trainer WeightedSum alternate piecewise switch_every
-""".split()
+NAMES = [
+    "AbstractCallback",
+    "AbstractLoss",
+    "AbstractSelector",
+    "AbstractUpdate",
+    "Arrays",
+    "At",
+    "Cycle",
+    "Evaluate",
+    "Every",
+    "FitResult",
+    "History",
+    "Loader",
+    "Minimize",
+    "RecompileError",
+    "StepInfo",
+    "Stop",
+    "Switch",
+    "TraceError",
+    "TrainState",
+    "Trainer",
+    "WeightedSum",
+    "alternate",
+    "piecewise",
+    "switch_every",
+]
 WITHOUT_EXAMPLE = {
     "AbstractSelector",
     "AbstractUpdate",

@@ -140,7 +140,7 @@ def test_output_is_int32_under_x64_as_well(selector, num):
         (0, ValueError, r"it must be from 1 to 2\*\*31 - 1"),
         (-3, ValueError, r"is `-3`; it must be from 1"),
         (2**31, ValueError, "because the step is an int32"),
-        (True, ValueError, "is `True`; it must be"),
+        (True, TypeError, "is `True`, which is not a whole number"),
         (1.0, TypeError, "is `1.0`, which is not a whole number"),
         ("2", TypeError, "is `'2'`, which is not a whole number"),
         (None, TypeError, "Steps are counted in Python ints"),

@@ -54,26 +54,72 @@ def test_every_steps_per_call_gives_equal_bits(source, step_compiles):
     assert step_compiles() == 3
 
 
-def by_hand(losses, which, model, state, num_steps):
-    """The loop a user writes: one filter_jit step, the branch picked by lax.switch."""
-    optimizer = optax.adam(1e-2)
-    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+def gradient(loss, model, state, batch, key):
+    def value(model):
+        returned = loss(model, batch, state=state, key=key)
+        return returned[0], returned[-1]
 
-    def gradient(loss, model, state, batch, key):
-        def value(model):
-            returned = loss(model, batch, state=state, key=key)
-            return returned[0], returned[-1]
+    (value, state), grad = eqx.filter_value_and_grad(value, has_aux=True)(model)
+    return value, grad, state
 
-        return eqx.filter_value_and_grad(value, has_aux=True)(model)
 
-    @eqx.filter_jit
-    def step(model, state, opt_state, batch, i):
-        key = jr.fold_in(jr.key(0), i)
+def one_of(losses, which):
+    """What a user writes to swap losses: lax.switch over their gradients."""
+
+    def compute(model, state, batch, key, i):
         functions = [
             lambda state, loss=loss: gradient(loss, model, state, batch, key)
             for loss in losses
         ]
-        (value, state), grad = jax.lax.switch(which(i), functions, state)
+        return jax.lax.switch(which(i), functions, state)
+
+    return compute
+
+
+def sum_of(a, b):
+    """What a user writes for a sum of losses: one gradient of it."""
+
+    def both(model, batch, *, state, key):
+        first, state = a(model, batch, state=state, key=key)
+        second, _, state = b(model, batch, state=state, key=key)
+        return 2.0 * first + 0.5 * second, state
+
+    return lambda model, state, batch, key, i: gradient(both, model, state, batch, key)
+
+
+def ramp(step):
+    return jnp.clip(step / 8, 0.0, 1.0)
+
+
+def annealed(a, b):
+    """A second loss whose weight grows from 0, and which is not computed at 0."""
+
+    def compute(model, state, batch, key, i):
+        first, grad, state = gradient(a, model, state, batch, key)
+
+        def add(state):
+            second, more, state = gradient(b, model, state, batch, key)
+            scale = lambda tree: jax.tree.map(lambda leaf: ramp(i) * leaf, tree)
+            return scale(second), scale(more), state
+
+        def leave(state):
+            return (*jax.tree.map(jnp.zeros_like, (first, grad)), state)
+
+        second, more, state = jax.lax.cond(ramp(i) != 0, add, leave, state)
+        return first + second, jax.tree.map(lambda x, y: x + y, grad, more), state
+
+    return compute
+
+
+def by_hand(compute, model, state, num_steps):
+    """The loop a user writes: one filter_jit step, called once a batch."""
+    optimizer = optax.adam(1e-2)
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def step(model, state, opt_state, batch, i):
+        key = jr.fold_in(jr.key(0), i)
+        value, grad, state = compute(model, state, batch, key, i)
         updates, opt_state = optimizer.update(
             grad, opt_state, eqx.filter(model, eqx.is_inexact_array)
         )
@@ -90,27 +136,28 @@ def by_hand(losses, which, model, state, num_steps):
 
 @pytest.mark.parametrize("steps_per_call", [1, 7])
 @pytest.mark.parametrize(
-    ("loss", "losses", "which"),
+    ("loss", "compute"),
     [
-        (net_mse, [net_mse], lambda i: 0),
+        (net_mse, one_of([net_mse], lambda i: 0)),
         (
             tr.switch_every(3, net_mse, net_mae),
-            [net_mse, net_mae],
-            lambda i: i // 3 % 2,
+            one_of([net_mse, net_mae], lambda i: i // 3 % 2),
         ),
-        (tr.alternate(net_mse, net_mae), [net_mse, net_mae], lambda i: i % 2),
+        (tr.alternate(net_mse, net_mae), one_of([net_mse, net_mae], lambda i: i % 2)),
         (
             tr.piecewise([net_mse, net_mae], boundaries=[11]),
-            [net_mse, net_mae],
-            lambda i: jnp.int32(i >= 11),
+            one_of([net_mse, net_mae], lambda i: jnp.int32(i >= 11)),
         ),
+        (
+            tr.WeightedSum(a=(2.0, net_mse), b=(0.5, net_mae)),
+            sum_of(net_mse, net_mae),
+        ),
+        (tr.WeightedSum(a=net_mse, b=(ramp, net_mae)), annealed(net_mse, net_mae)),
     ],
-    ids=["plain", "every", "alternate", "piecewise"],
+    ids=["plain", "every", "alternate", "piecewise", "sum", "annealed"],
 )
-def test_batchnorm_and_dropout_equal_a_loop_by_hand(
-    loss, losses, which, steps_per_call
-):
-    model, state, values = by_hand(losses, which, *net(), num_steps=30)
+def test_batchnorm_and_dropout_equal_a_loop_by_hand(loss, compute, steps_per_call):
+    model, state, values = by_hand(compute, *net(), num_steps=30)
     result = fit(loss, net(), batches(), steps_per_call, num_steps=30)
     assert equal(result.model, model)
     assert equal(result.model_state, state)
@@ -134,10 +181,10 @@ def test_nested_schedule_of_a_thousand_steps_compiles_and_traces_once():
             jnp.sum(w**2) for w in jax.tree.leaves(eqx.filter(model, eqx.is_array))
         )
 
-    ramp = optax.linear_schedule(0.0, 1e-3, 50)
+    warm = optax.linear_schedule(0.0, 1e-3, 50)
     inner = tr.WeightedSum(
         fit=tr.alternate(count("a", mse), count("b", mae), counts=(2, 1)),
-        size=(ramp, norm),
+        size=(warm, norm),
     )
     loss = tr.piecewise([count("c", mse), inner], boundaries=[100])
     result = fit(loss, mlp(), batches(), "auto", num_steps=1200)

@@ -11,8 +11,9 @@ import optax
 import pytest
 
 import trainer as tr
+from trainer._composed import evaluate_loss
 from trainer._grad import value_and_grad
-from trainer._losses import evaluate_loss, Given
+from trainer._losses import Given
 
 
 def near(model, batch):

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import trainer as tr
+from trainer._composed import evaluate_loss
 from trainer._grad import value_and_grad
-from trainer._losses import evaluate_loss, Given
+from trainer._losses import Given
 
 
 ZERO = Given(jnp.int32(0), jnp.int32(0))

@@ -9,15 +9,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array
 
+from trainer._composed import AbstractComposed, evaluate_loss, leaves_of
 from trainer._explain import explain_trace
-from trainer._losses import (
-    AbstractComposed,
-    asked_for,
-    evaluate_loss,
-    Given,
-    leaves_of,
-    LOSS_ARGUMENTS,
-)
+from trainer._losses import asked_for, Given, LOSS_ARGUMENTS
 from trainer._metrics import Metric
 from trainer._state import TrainState
 from trainer._tree import canonical

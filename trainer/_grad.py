@@ -4,7 +4,8 @@ from typing import Any
 
 import equinox as eqx
 
-from trainer._losses import call_leaf, combine, Given, Output
+from trainer._composed import combine
+from trainer._losses import call_leaf, Given, Output
 from trainer._types import Batch, Model
 
 

@@ -3,7 +3,7 @@
 import abc
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -80,7 +80,8 @@ def asked_for(
             f"`{name_of(fn)}` takes `({', '.join(p.name for p in arguments)})`. "
             "A batch of several arrays is one argument: unpack it inside."
         )
-    return frozenset(p.name for p in rest) & frozenset(NAMES)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(p.name for p in rest if p.kind in by_name) & frozenset(NAMES)
 
 
 def name_of(fn: Any) -> str:
@@ -108,81 +109,6 @@ class AbstractLoss(eqx.Module):
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of one batch; see the class."""
-
-
-Evaluate = Callable[[Any, Given], Output]
-
-
-class AbstractComposed(AbstractLoss):
-    """A loss made of losses. What happens to each of them is left to the caller.
-
-    `combine` does not evaluate its parts itself. It is handed a function that does, so
-    that the caller may differentiate each part where it stands, inside the branch.
-    """
-
-    @abc.abstractmethod
-    def combine(self, evaluate: Evaluate, given: Given) -> Output:
-        """Evaluate the parts that are active now, and put them together.
-
-        Args:
-            evaluate: Called with a part that is not itself composed, and what it may
-                ask for. The value it returns is a PyTree of arrays.
-            given: What the parts may ask for.
-        """
-
-    @abc.abstractmethod
-    def parts(self) -> dict[str, Any]:
-        """The losses this one is made of, by name."""
-
-    @abc.abstractmethod
-    def branches(self) -> dict[str, tuple[str, ...]]:
-        """For every metric that is a branch's index: the names of the branches."""
-
-    def __call__(
-        self,
-        model: Model,
-        batch: Batch,
-        *,
-        step: Any,
-        epoch: Any = 0,
-        key: Any = None,
-        mask: Any = None,
-        state: Any = None,
-    ) -> Any:
-        """Compute the loss of one batch. Returns `(value, metrics)`, and the state."""
-        given = Given(jnp.int32(step), jnp.int32(epoch), key, mask, state)
-        value, metrics, state = evaluate_loss(self, model, batch, given)
-        return (value, metrics) if state is None else (value, metrics, state)
-
-
-def check_loss(loss: Any) -> None:
-    """Raise TypeError unless `loss` can be used as one."""
-    if not callable(loss):
-        raise TypeError(
-            f"`{describe(loss)}` is not a loss. A loss is a function of "
-            "`(model, batch)`, or a `tr.AbstractLoss`."
-        )
-    if not isinstance(loss, AbstractComposed):
-        asked_for(loss, LOSS_ARGUMENTS, "loss")
-
-
-def leaves_of(loss: Any) -> list[Any]:
-    """All losses in `loss` that are not composed of others, in order."""
-    if not isinstance(loss, AbstractComposed):
-        return [loss]
-    return [leaf for part in loss.parts().values() for leaf in leaves_of(part)]
-
-
-def combine(loss: Any, evaluate: Evaluate, given: Given) -> Output:
-    """Evaluate a loss, composed or not, with `evaluate` for its leaves."""
-    if isinstance(loss, AbstractComposed):
-        return loss.combine(evaluate, given)
-    return evaluate(loss, given)
-
-
-def evaluate_loss(loss: Any, model: Model, batch: Batch, given: Given) -> Output:
-    """Evaluate a loss, composed or not, without a gradient."""
-    return combine(loss, lambda leaf, g: call_leaf(leaf, model, batch, g), given)
 
 
 def call_leaf(loss: Any, model: Model, batch: Batch, given: Given) -> Output:
@@ -266,37 +192,3 @@ def _checked_value(value: Any, name: str) -> jax.Array:
             "Reduce it, for example with `jnp.mean`."
         )
     return jax.lax.convert_element_type(value, value.dtype)
-
-
-Unit = Literal["step", "epoch"]
-
-
-def check_unit(by: str) -> Unit:
-    if by not in ("step", "epoch"):
-        raise ValueError(f"`by` is `{by!r}`; it is `'step'` or `'epoch'`.")
-    return cast(Unit, by)
-
-
-def named_losses(losses: Any, owner: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Names and losses: the dict's own names, else the functions', numbered if equal.
-
-    They are kept as tuples, because a dict in a PyTree comes back with its keys sorted.
-    """
-    if isinstance(losses, Mapping):
-        named = dict(losses)
-    else:
-        named = {}
-        for number, loss in enumerate(losses):
-            name = name_of(loss)
-            taken = name in named or name == "<lambda>"
-            named[f"{name.strip('<>')}_{number}" if taken else name] = loss
-    if not named:
-        raise ValueError(f"`{owner}` was given no losses.")
-    for name, loss in named.items():
-        if "/" in name:
-            raise ValueError(
-                f"A loss of `{owner}` is named `{name}`. The history puts a slash "
-                "between names, so that one cannot hold a slash itself."
-            )
-        check_loss(loss)
-    return tuple(named), tuple(named.values())

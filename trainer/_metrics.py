@@ -45,7 +45,7 @@ def as_metrics(metrics: Any, owner: str) -> dict[str, Metric]:
 def _scalar(value: Any, name: str, owner: str) -> Array:
     try:
         array = jnp.asarray(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = None
     real = array is not None and (
         jnp.issubdtype(array.dtype, np.floating)

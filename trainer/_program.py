@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from trainer._losses import asked_for, check_loss
+from trainer._composed import check_loss
+from trainer._losses import asked_for
 from trainer._selectors import positive_int
 from trainer._tree import describe, parameters
 from trainer._types import Batch, Model

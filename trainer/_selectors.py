@@ -2,7 +2,7 @@
 
 import abc
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import equinox as eqx
@@ -20,11 +20,13 @@ def positive_int(value: Any, what: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise TypeError(
             f"{what} is `{value!r}`, which is not a whole number. Steps are counted "
             "in Python ints."
-        ) from None
-    if isinstance(value, bool) or not 1 <= number <= _INT32_MAX:
+        )
+    if not 1 <= number <= _INT32_MAX:
         raise ValueError(
             f"{what} is `{value!r}`; it must be from 1 to 2**31 - 1, "
             "because the step is an int32."
@@ -178,6 +180,11 @@ class At(AbstractSelector):
     boundaries: tuple[int, ...]
 
     def __init__(self, boundaries: Sequence[int]):
+        if not isinstance(boundaries, Iterable):
+            raise TypeError(
+                f"The boundaries of `At` are `{boundaries!r}`. Give a list, as in "
+                "`boundaries=[1_000]`, even of one."
+            )
         self.boundaries = tuple(
             positive_int(b, "a boundary of `At`") for b in boundaries
         )

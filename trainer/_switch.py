@@ -5,16 +5,15 @@ from typing import Any, final
 
 import jax.numpy as jnp
 
-from trainer._losses import (
+from trainer._composed import (
     AbstractComposed,
     check_unit,
     combine,
     Evaluate,
-    Given,
     named_losses,
-    Output,
     Unit,
 )
+from trainer._losses import Given, Output
 from trainer._metrics import Metric, switch
 from trainer._selectors import AbstractSelector, At, Cycle, Every
 

@@ -9,11 +9,11 @@ import jax.random as jr
 import optax
 
 from trainer._callback import AbstractCallback, check_callbacks
+from trainer._composed import check_loss
 from trainer._evaluate import evaluate
 from trainer._frozen import Frozen
 from trainer._history import History
 from trainer._loop import Loop
-from trainer._losses import check_loss
 from trainer._program import check_ends, check_key, make_program, split_model
 from trainer._result import FitResult
 from trainer._selectors import positive_int

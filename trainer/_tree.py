@@ -84,10 +84,11 @@ def canonical(
     def one(leaf: Any) -> jax.Array:
         if getattr(leaf, "weak_type", False):
             leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
-        if copy and not isinstance(leaf, jax.Array):
-            leaf = np.array(leaf)  # JAX may take a NumPy array's memory over as it is
+        if copy:
+            # Before it is placed: placing may hand the same memory on, NumPy's too.
+            leaf = jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
         sharding = leaf.sharding if _is_on_mesh(leaf) else home
-        return jax.device_put(leaf, sharding, may_alias=False if copy else None)
+        return jax.device_put(leaf, sharding)
 
     return eqx.combine(jtu.tree_unflatten(treedef, [one(x) for x in leaves]), static)
 

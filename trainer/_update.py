@@ -7,17 +7,9 @@ import equinox as eqx
 import optax
 from jaxtyping import PyTree
 
+from trainer._composed import check_loss, evaluate_loss, leaves_of
 from trainer._grad import value_and_grad
-from trainer._losses import (
-    asked_for,
-    check_loss,
-    evaluate_loss,
-    Given,
-    leaves_of,
-    LOSS_ARGUMENTS,
-    name_of,
-    value_of,
-)
+from trainer._losses import asked_for, Given, LOSS_ARGUMENTS, name_of, value_of
 from trainer._metrics import as_metrics, Metric
 from trainer._tree import parameters
 from trainer._types import Batch, Model

@@ -8,19 +8,16 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from trainer._explain import explain_trace
-from trainer._losses import (
+from trainer._composed import (
     AbstractComposed,
-    AbstractJoint,
-    call_leaf,
     check_unit,
     combine,
     Evaluate,
-    Given,
     named_losses,
-    Output,
     Unit,
 )
+from trainer._explain import explain_trace
+from trainer._losses import AbstractJoint, call_leaf, Given, Output
 from trainer._metrics import Metric, switch
 from trainer._tree import trace_once
 from trainer._types import Batch, Model

@@ -150,7 +150,7 @@ def test_what_a_callback_may_not_be_or_return(callbacks, error, message):
 
 
 def test_every_is_a_whole_number():
-    for bad, error in ((0, ValueError), (True, ValueError), (1.5, TypeError)):
+    for bad, error in ((0, ValueError), (True, TypeError), (1.5, TypeError)):
         with pytest.raises(error, match="`every` of `Evaluate`"):
             tr.Evaluate(batches(), every=bad)
 
