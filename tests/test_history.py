@@ -36,7 +36,7 @@ def test_histories_of_one_run_join_and_others_do_not():
     assert joined.steps("a").tolist() == list(range(6))
     assert joined.branches == {"branch": ("x", "y")}
     with pytest.raises(ValueError, match="`a` do not increase"):
-        parts[1] + parts[0]
+        _ = parts[1] + parts[0]
 
 
 def test_a_long_run_keeps_no_device_arrays_and_numbers_on_the_host():

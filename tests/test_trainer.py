@@ -216,7 +216,7 @@ def test_a_batch_that_does_not_fit_stops_before_anything_is_lost(
     bad, error, message, steps_per_call, step_compiles
 ):
     trainer = tr.Trainer(mse, SGD, steps_per_call=steps_per_call)
-    good = trainer.fit(mlp(), [(x, y)], num_steps=6, progress=False)
+    good = trainer.fit(mlp(), [(x, y)] * 6, num_steps=6, progress=False)
     feed = [(x, y)] * 6 + [bad]
     with pytest.raises(error, match=message):
         trainer.fit(mlp(), feed, num_steps=20, progress=False)
