@@ -55,6 +55,7 @@ class Loop:
         self._buffers = compiled.empty()
         self._history, self._progress, self._callbacks = history, progress, callbacks
         self._row, self._metrics = 0, {}
+        self._checked = time.perf_counter()
 
     def state(self) -> TrainState:
         """The state as it is. Its arrays are gone after the next step."""
@@ -75,6 +76,7 @@ class Loop:
                     self.stop_reason = "num_epochs" if ended else "num_steps"
                 self._call_back(lambda c: bool(c.every) and self.step % c.every == 0)
             self._call_back(lambda c: c.every is None)
+        self._compiled.baked.check()
         self.seconds = time.perf_counter() - began
 
     def _run_to(self, stop: int, interrupt: HeldInterrupt) -> bool:
@@ -143,6 +145,9 @@ class Loop:
         last = {name: values[-1] for name, values in rows.items()}
         self._metrics = {n: v for n, v in last.items() if v is not np.ma.masked}
         self._progress.update(count, self._metrics)
+        if time.perf_counter() - self._checked > _SECONDS_PER_REPORT:
+            self._compiled.baked.check()
+            self._checked = time.perf_counter()
 
     def _call_back(self, due: Callable[[AbstractCallback], bool]) -> None:
         copy: list[TrainState] = []

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
+from trainer._baked import Baked
 from trainer._compiles import CompileCounter
 from trainer._cost import choose_steps_per_call
 from trainer._explain import explain_trace
@@ -39,6 +40,7 @@ class CompiledStep:
     Attributes:
         steps_per_call: The most steps that one call runs.
         layout: What an item's content looks like.
+        baked: The Python values that the step has read.
         rows: How many steps the metric buffer holds.
         pace: Seconds per step as last measured, or None.
         seconds: Seconds from the first trace until it was compiled.
@@ -64,10 +66,12 @@ class CompiledStep:
         program, rest = eqx.partition(self._placed(update), eqx.is_array)
         one_step = _one_step(static, rest, source)
         epoch = jax.ShapeDtypeStruct((), jnp.int32)
+        self.baked = Baked(update)
         with explain_trace():
             closed, found, found_static = eqx.filter_make_jaxpr(one_step)(
                 self._arrays, program, self._resident, like, epoch
             )
+        self.baked.traced()
         out_state, metrics = eqx.combine(found, found_static)
         _check_carry(eqx.combine(self._arrays, static), out_state)
         jaxpr = closed.jaxpr
@@ -154,7 +158,8 @@ class CompiledStep:
         return self._buffer.read(jax.device_get(buffers), rows)
 
     def check_state(self, state: TrainState, source: AbstractSource) -> None:
-        """Raise RecompileError if the state or the resident data do not fit."""
+        """Raise RecompileError if the state or what the step has read do not fit."""
+        self.baked.check()
         old = eqx.combine(self._arrays, self._static)
         difference = first_difference("", old, state) or first_difference(
             "data", self._resident, source.resident
