@@ -1,4 +1,4 @@
-"""Recognise handwritten digits with two losses in turn, in a step that compiles once.
+"""Recognize handwritten digits with two losses in turn, in a step that compiles once.
 
     python examples/digits.py [--config configs/digits.toml] [--num-steps 2000]
 

@@ -3,6 +3,7 @@
 import re
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -103,6 +104,30 @@ def test_a_change_by_a_callback_raises_and_keeps_the_state():
     with pytest.raises(tr.RecompileError, match="Attribute `cfg` of `Holder`"):
         run(trainer, num_steps=6, callbacks=[Anneal(every=2)])
     assert int(trainer.last_state.step) == 6
+
+
+heard = []
+
+
+def hear(value):
+    heard.append(float(value))
+
+
+def test_what_a_host_callback_writes_is_free():
+    total = [0.0]
+
+    def loss(model, batch):
+        value = jnp.sum(model**2)
+        jax.debug.callback(lambda v: total.append(float(v)), value)
+        jax.debug.callback(hear, value)
+        return value
+
+    trainer = tr.Trainer(loss, optax.sgd(0.1))
+    result = run(trainer)
+    assert run(trainer, result.state, 6).compiles == 1
+    jax.effects_barrier()
+    assert len(total) == 7
+    assert len(heard) == 6
 
 
 def test_what_the_loss_itself_writes_and_what_it_does_not_read_is_free():

@@ -19,6 +19,7 @@ from trainer._types import RecompileError
 
 
 _LIBRARIES = ("jax", "equinox", "optax", "numpy", "jaxtyping", "trainer")
+_HOST_CALLBACKS = {"callback", "io_callback", "pure_callback"}
 _DEEPEST = 4
 _LONGEST = 1000
 _LARGEST = 2**20
@@ -74,9 +75,12 @@ def _read(program: PyTree) -> Iterator[tuple[tuple[str, str], Any]]:
         codes = list(_codes(function.__code__))
         words = {name for code in codes for name in code.co_names}
         words |= {c for code in codes for c in code.co_consts if isinstance(c, str)}
+        # What a host callback writes while the step runs is no setting of the step.
+        calls_host = bool(words & _HOST_CALLBACKS)
+        codes = codes[:1] if calls_host else codes
         for name, value in _variables(function, codes, owner, words):
             if isinstance(value, types.FunctionType | types.MethodType):
-                waiting.append(value)
+                waiting += [] if calls_host else [value]
             elif not isinstance(value, types.ModuleType | type):
                 yield (name, function.__qualname__), _frozen(value, words, _DEEPEST)
 
@@ -92,8 +96,10 @@ def _variables(
 ) -> Iterator[tuple[str, Any]]:
     """What a function reads that is not its argument, and the methods it may call."""
     where = f"of `{function.__name__}` ({Path(function.__code__.co_filename).name})"
-    yield from ((f"Variable `{n}` {where}", v) for n, v in _closure(function))
-    found = _globals(codes) & function.__globals__.keys()
+    own = _closure(function)
+    found = _loaded(codes, "LOAD_DEREF") & own.keys()
+    yield from ((f"Variable `{n}` {where}", own[n]) for n in found)
+    found = _loaded(codes, "LOAD_GLOBAL") & function.__globals__.keys()
     yield from ((f"Global `{n}` {where}", function.__globals__[n]) for n in found)
     if owner is None or isinstance(owner, eqx.Module | types.ModuleType | type):
         return
@@ -105,12 +111,14 @@ def _variables(
             yield name, types.MethodType(method, owner)
 
 
-def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    found = {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
         # A variable that has no value yet has an empty cell.
         with contextlib.suppress(ValueError):
-            yield name, cell.cell_contents
+            found[name] = cell.cell_contents
+    return found
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -120,13 +128,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _globals(codes: Iterable[types.CodeType]) -> set[str]:
-    """Names that are really loaded as globals; `co_names` has attributes as well."""
+def _loaded(codes: Iterable[types.CodeType], operation: str) -> set[str]:
+    """Names that an operation loads. Of globals, `co_names` has attributes as well."""
     return {
         instruction.argval
         for code in codes
         for instruction in dis.get_instructions(code)
-        if instruction.opname == "LOAD_GLOBAL"
+        if instruction.opname == operation
     }
 
 
