@@ -1,6 +1,6 @@
 """How near `tr.Trainer.fit` is to the fastest loop, and how far from one by hand.
 
-    python benchmarks/quick.py [--rounds 7] [--seconds 0.3] [--json readings.json]
+    python benchmarks/quick.py [--rounds 7] [--seconds 0.5] [--json readings.json]
 
 Rows are timed in turn, round after round, so that what else the machine does falls on
 all of them alike. Compiling is left out. README.md beside this file explains the rows.
@@ -234,7 +234,7 @@ def show(title: str, found: dict[str, list[float]], one_step: list[float]) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time fit beside other loops.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for one reading")
+    parser.add_argument("--seconds", type=float, default=0.5, help="for one reading")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the readings")
     args = parser.parse_args()
     packages = ("jax", "equinox", "optax", "numpy", "tqdm")

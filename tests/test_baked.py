@@ -1,5 +1,6 @@
 """Values that the compiled step has read: a change is never ignored without a word."""
 
+import functools
 import re
 import types
 
@@ -104,6 +105,68 @@ def test_a_change_by_a_callback_raises_and_keeps_the_state():
     with pytest.raises(tr.RecompileError, match="Attribute `cfg` of `Holder`"):
         run(trainer, num_steps=6, callbacks=[Anneal(every=2)])
     assert int(trainer.last_state.step) == 6
+
+
+class Scaled(tr.AbstractLoss):
+    cfg: dict
+
+    def __call__(self, model, batch):
+        return jnp.sum(model**2) * self.cfg["beta"]
+
+
+class Plain:
+    def __init__(self, cfg):
+        self.cfg = cfg
+
+    def __call__(self, model, batch):
+        return jnp.sum(model**2) * self.cfg["beta"]
+
+
+def by_argument(cfg, model, batch):
+    return jnp.sum(model**2) * cfg["beta"]
+
+
+def by_default(cfg):
+    def loss(model, batch, cfg=cfg):
+        return by_argument(cfg, model, batch)
+
+    return loss
+
+
+WAYS = [Scaled, Plain, lambda cfg: functools.partial(by_argument, cfg), by_default]
+
+
+@pytest.mark.parametrize("make", WAYS, ids=["field", "object", "partial", "default"])
+def test_a_setting_that_a_loss_carries_raises_in_fit_and_is_seen_by_evaluate(make):
+    cfg = {"beta": 1.0}
+    trainer = tr.Trainer(tr.WeightedSum(a=make(cfg)), optax.sgd(0.1))
+    assert trainer.evaluate(jnp.ones(2), None)["loss"] == 2.0
+    result = run(trainer)
+    cfg["beta"] = 3.0
+    assert trainer.evaluate(jnp.ones(2), None)["loss"] == 6.0
+    with pytest.raises(tr.RecompileError, match="has changed from"):
+        run(trainer, result.state, 6)
+
+
+def test_evaluate_sees_a_changed_closure_and_class_attribute():
+    class Rated(tr.Trainer):
+        rate = 1.0
+
+        def loss(self, model, batch):
+            return jnp.sum(model) * self.rate
+
+    trainer, threshold = Rated(optimizer=optax.sgd(0.1)), 0.0
+
+    def share(model, batch):
+        return jnp.mean(model > threshold) * 1.0
+
+    model, found = jnp.linspace(0.05, 0.95, 10), []
+    for threshold in (0.1, 0.5, 0.5, 0.9):  # noqa: B007
+        found.append(round(trainer.evaluate(model, None, loss=share)["loss"], 3))
+    assert found == [0.9, 0.5, 0.5, 0.1]
+    before = trainer.evaluate(model, None)["loss"]
+    Rated.rate = 2.0
+    assert trainer.evaluate(model, None)["loss"] == 2 * before
 
 
 heard = []

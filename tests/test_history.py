@@ -23,8 +23,10 @@ def test_values_keep_their_steps_and_absent_ones_are_masked():
     assert history.steps("c").tolist() == [5]
     assert history["c"].tolist() == [7.0]
     assert set(history) == {"a", "b", "c"}
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"There are \['a', 'b', 'c'"):
         history["d"]
+    with pytest.raises(ValueError, match="read-only"):
+        history["a"][0] = 5.0
 
 
 def test_histories_of_one_run_join_and_others_do_not():

@@ -163,13 +163,16 @@ REFUSED = {
     "no signature": (max, "is not a loss: no signature found"),
     "one argument": (lambda model: model, "`<lambda>` takes `(model)`"),
     "two inputs": (lambda model, x, y: model, "A batch of several arrays is one arg"),
-    "unknown keyword": (lambda m, b, *, rng: m, "`<lambda>` takes `(m, b, rng)`"),
+    "unknown keyword": (lambda m, b, *, rng: m, "`<lambda>` takes `(m, b, *, rng)`"),
     "no batch": (lambda model, step: model, TAKES),
     "step first": (lambda step, model, batch: model, TAKES),
     "keyword model": (lambda *, model, batch: model, TAKES),
     "only star": (lambda *args: args[0], TAKES),
     "positional-only step": (lambda model, batch, step, /: model, TAKES),
-    "a layer": (eqx.nn.Linear(1, 1, key=jr.key(0)), "`Linear` takes `(x, key)`"),
+    "a layer": (
+        eqx.nn.Linear(1, 1, key=jr.key(0)),
+        "`Linear` takes `(x, *, key=None)`",
+    ),
     "a class": (Holder, TAKES),
 }
 

@@ -298,3 +298,25 @@ DAY: Any = "day"
 def test_what_is_refused(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_a_selector_out_of_range_records_the_branch_that_ran():
+    class Wild(tr.AbstractSelector):
+        def __call__(self, step, num):
+            return step * 3 - 1, step
+
+    a = lambda model, batch: jnp.sum(model)
+    trainer = tr.Trainer(tr.Switch(Wild(), {"a": a, "b": a}), optax.sgd(0.1))
+    result = trainer.fit(jnp.ones(2), None, num_steps=3, progress=False)
+    assert result.history["branch"].tolist() == [0, 1, 1]
+
+
+def test_a_selector_that_returns_no_pair_is_refused():
+    class Index(tr.AbstractSelector):
+        def __call__(self, step, num):
+            return step % num
+
+    a = lambda model, batch: jnp.sum(model)
+    trainer = tr.Trainer(tr.Switch(Index(), [a, a]), optax.sgd(0.1))
+    with pytest.raises(TypeError, match="returns the branch's index and how many"):
+        trainer.fit(jnp.ones(2), None, num_steps=3, progress=False)

@@ -240,6 +240,47 @@ def test_an_error_in_the_loader_keeps_every_step_before_it():
     assert equal(trainer.last_state, three.state)
 
 
+def test_what_is_not_a_model_is_refused_with_what_to_give():
+    trainer = tr.Trainer(mse, SGD)
+    result = trainer.fit(mlp(), batches(), num_steps=2, progress=False)
+    for bad, text in (
+        (result, "Give `result.state` to go on"),
+        (None, "has no floating array to train"),
+        (batches, "has no floating array to train"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            trainer.fit(bad, batches(), num_steps=3, progress=False)
+    with pytest.raises(TypeError, match="A TrainState is given where a model starts"):
+        trainer.init(result.state)
+    with pytest.raises(TypeError, match=r"what `eqx\.nn\.make_with_state`"):
+        tr.Trainer(net_mse, SGD).init(net()[0])
+
+
+def test_a_failure_on_the_device_leaves_the_state_that_the_fit_began_with():
+    def loss(model, batch, *, step):
+        value = jnp.sum(model**2)
+        return eqx.error_if(value, step == 5, "the step is 5")
+
+    trainer = tr.Trainer(loss, SGD)
+    begun = trainer.fit(jnp.ones(2), None, num_steps=3, progress=False)
+    with pytest.raises(Exception, match="the step is 5"):
+        trainer.fit(begun.state, None, num_steps=9, progress=False)
+    assert equal(trainer.last_state, begun.state)
+    assert int(trainer.fit(trainer.last_state, None, num_steps=4).state.step) == 4
+
+
+def test_the_history_of_a_fit_that_raised_is_kept():
+    def broken():
+        yield from batches()[:3]
+        raise OSError("the disk is gone")
+
+    trainer = tr.Trainer(mse, SGD)
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(mlp(), broken, num_steps=20, progress=False)
+    assert trainer.last_history is not None
+    assert len(trainer.last_history["loss"]) == 3
+
+
 def test_result_says_what_happened():
     result = tr.Trainer(tr.alternate(mse, mae), SGD).fit(
         mlp(), batches(), num_epochs=2, progress=False

@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
-from trainer._tree import describe
+from trainer._plain import equal, frozen, LIBRARIES
+from trainer._tree import describe, path_name
 from trainer._types import RecompileError
 
 
-_LIBRARIES = ("jax", "equinox", "optax", "numpy", "jaxtyping", "trainer")
 _HOST_CALLBACKS = {"callback", "io_callback", "pure_callback"}
-_DEEPEST = 4
-_LONGEST = 1000
-_LARGEST = 2**20
 
 
 class Baked:
@@ -41,54 +38,92 @@ class Baked:
     def traced(self) -> None:
         """Say that the step was traced just now."""
         now = dict(_read(self._program))
-        kept = {k for k, v in self._values.items() if k in now and _equal(v, now[k])}
+        kept = {k for k, v in self._values.items() if k in now and equal(v, now[k])}
         self._values = {k: now[k] for k in kept}
+
+    def changed(self) -> str | None:
+        """What is no longer as the step has read it, in words, or None."""
+        now = dict(_read(self._program))
+        for key, was in self._values.items():
+            if key in now and not equal(was, now[key]):
+                texts = [f"`{describe(value)}`" for value in (was, now[key])]
+                how = f" from {texts[0]} to {texts[1]}" if len({*texts}) == 2 else ""
+                return f"{key[0]} has changed{how}"
+        return None
 
     def check(self) -> None:
         """Raise RecompileError if a value is no longer what the step has read."""
-        now = dict(_read(self._program))
-        for key, was in self._values.items():
-            if key in now and not _equal(was, now[key]):
-                raise RecompileError(
-                    f"{key[0]} has changed from {_text(was)} to {_text(now[key])} "
-                    "since the step was compiled, which does not see it. Use a "
-                    "schedule of the step for what changes while training, or make a "
-                    "new Trainer."
-                )
+        changed = self.changed()
+        if changed:
+            raise RecompileError(
+                f"{changed} since the step was compiled, which does not see it. Use a "
+                "schedule of the step for what changes while training, or make a new "
+                "Trainer."
+            )
 
 
 def _read(program: PyTree) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Name, reader and frozen value of all that the program's own functions read."""
-    waiting = [leaf for leaf in jtu.tree_leaves(program) if callable(leaf)]
+    """Name, reader and a copy of all that the program's own functions read."""
+    waiting: list[Any] = []
+    for path, leaf in jtu.tree_leaves_with_path(program):
+        if callable(leaf):
+            waiting.append(leaf)
+        elif not isinstance(leaf, jax.Array):
+            yield (f"`{path_name('loss', path)}`", ""), frozen(leaf, None)
+    if isinstance(program, eqx.Module):
+        waiting.append(types.MethodType(_call_of(program), program))
     seen: set[int] = set()
     while waiting:
-        function = waiting.pop()
-        if isinstance(function, functools.partial):
-            waiting.append(function.func)
-            continue
-        function = inspect.unwrap(function)
-        owner = getattr(function, "__self__", None)
-        function = getattr(function, "__func__", function)
-        if not _is_own(function) or id(function) in seen:
-            continue
-        seen.add(id(function))
-        codes = list(_codes(function.__code__))
-        words = {name for code in codes for name in code.co_names}
-        words |= {c for code in codes for c in code.co_consts if isinstance(c, str)}
-        # What a host callback writes while the step runs is no setting of the step.
-        calls_host = bool(words & _HOST_CALLBACKS)
-        codes = codes[:1] if calls_host else codes
-        for name, value in _variables(function, codes, owner, words):
-            if isinstance(value, types.FunctionType | types.MethodType):
-                waiting += [] if calls_host else [value]
-            elif not isinstance(value, types.ModuleType | type):
-                yield (name, function.__qualname__), _frozen(value, words, _DEEPEST)
+        function, owner, held = _taken_apart(waiting.pop())
+        if _is_own(function) and id(function) not in seen:
+            seen.add(id(function))
+            yield from _read_by(function, owner, held, waiting)
+
+
+def _read_by(
+    function: types.FunctionType, owner: Any, held: list[Any], waiting: list[Any]
+) -> Iterator[tuple[tuple[str, str], Any]]:
+    """What one function reads; functions among it are put to those that are waiting."""
+    codes = list(_codes(function.__code__))
+    words = {name for code in codes for name in code.co_names}
+    words |= {c for code in codes for c in code.co_consts if isinstance(c, str)}
+    # What a host callback writes while the step runs is no setting of the step.
+    calls_host = bool(words & _HOST_CALLBACKS)
+    codes = codes[:1] if calls_host else codes
+    for name, value in [*held, *_variables(function, codes, owner, words)]:
+        if isinstance(value, types.FunctionType | types.MethodType):
+            waiting += [] if calls_host else [value]
+        elif not isinstance(value, types.ModuleType | type):
+            yield (name, function.__qualname__), frozen(value, words)
+
+
+def _call_of(value: Any) -> Any:
+    return inspect.getattr_static(type(value), "__call__", None)
+
+
+def _taken_apart(function: Any) -> tuple[Any, Any, list[tuple[str, Any]]]:
+    """A callable as a function, the object it belongs to, and arguments it holds."""
+    held: list[tuple[str, Any]] = []
+    while isinstance(function, functools.partial):
+        arguments = {str(n): v for n, v in enumerate(function.args)} | function.keywords
+        held += [(f"Argument `{n}` of a partial", v) for n, v in arguments.items()]
+        function = function.func
+    function = inspect.unwrap(function)
+    owner = getattr(function, "__self__", None)
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        owner, function = function, _call_of(function)
+    function = getattr(function, "__func__", function)
+    defaults = dict(enumerate(getattr(function, "__defaults__", None) or ()))
+    defaults |= getattr(function, "__kwdefaults__", None) or {}
+    name = getattr(function, "__name__", "")
+    held += [(f"Default `{n}` of `{name}`", v) for n, v in defaults.items()]
+    return function, owner, held
 
 
 def _is_own(function: Any) -> bool:
     """Whether it is a Python function that no library brought."""
     python = isinstance(function, types.FunctionType)
-    return python and (function.__module__ or "").split(".")[0] not in _LIBRARIES
+    return python and (function.__module__ or "").split(".")[0] not in LIBRARIES
 
 
 def _variables(
@@ -101,14 +136,15 @@ def _variables(
     yield from ((f"Variable `{n}` {where}", own[n]) for n in found)
     found = _loaded(codes, "LOAD_GLOBAL") & function.__globals__.keys()
     yield from ((f"Global `{n}` {where}", function.__globals__[n]) for n in found)
-    if owner is None or isinstance(owner, eqx.Module | types.ModuleType | type):
+    if owner is None or isinstance(owner, types.ModuleType | type):
         return
-    for name in words & getattr(owner, "__dict__", {}).keys():
-        yield f"Attribute `{name}` of `{type(owner).__name__}`", vars(owner)[name]
-    for name in words & set(dir(type(owner))):
-        method = getattr(type(owner), name)
-        if isinstance(method, types.FunctionType):
-            yield name, types.MethodType(method, owner)
+    for name in words & {*dir(owner)}:
+        in_class = inspect.getattr_static(type(owner), name, None)
+        value = getattr(owner, "__dict__", {}).get(name, in_class)
+        if isinstance(value, types.FunctionType):
+            yield name, types.MethodType(value, owner)
+        elif not (hasattr(type(value), "__get__") or name.startswith("__")):
+            yield f"Attribute `{name}` of `{type(owner).__name__}`", value
 
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
@@ -136,64 +172,3 @@ def _loaded(codes: Iterable[types.CodeType], operation: str) -> set[str]:
         for instruction in dis.get_instructions(code)
         if instruction.opname == operation
     }
-
-
-class _Same:
-    """An object compared by identity, and kept alive so that this means something."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __repr__(self) -> str:
-        return describe(self.value)
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-def _frozen(value: Any, words: set[str], depth: int) -> Any:
-    """A copy of plain values that later changes do not reach.
-
-    Of an object, and of a dict with names for keys, only what the function names in its
-    code is taken: it is free to hold other things that change.
-    """
-    if isinstance(value, bool | int | float | complex | str | bytes | None):
-        return value
-    if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST:
-        return value.copy()
-    within = lambda v: _frozen(v, words, depth - 1)
-    if depth and isinstance(value, dict) and len(value) <= _LONGEST:
-        named = {k: v for k, v in value.items() if isinstance(k, str) and k in words}
-        return {k: within(v) for k, v in (named or value).items()}
-    if depth and isinstance(value, list | tuple) and len(value) <= _LONGEST:
-        return [within(v) for v in value]
-    if depth and isinstance(value, set | frozenset) and len(value) <= _LONGEST:
-        return set(value)
-    if depth and _is_plain(value):
-        return {k: within(v) for k, v in vars(value).items() if k in words}
-    return _Same(value)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is an object that holds settings, and not one that does something."""
-    library = type(value).__module__.split(".")[0] in _LIBRARIES
-    return hasattr(value, "__dict__") and not (library or callable(value))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
-        return arrays and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return a is b or a == b or (a != a and b != b)
-
-
-def _text(value: Any) -> str:
-    return f"`{describe(value)}`"

@@ -1,7 +1,8 @@
 """What a callback sees, and how it asks to stop."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -73,6 +74,8 @@ class AbstractCallback(abc.ABC):
         50
     """
 
+    every: int | None = None
+
     def __init__(self, every: int | None = None):
         if every is not None:
             every = positive_int(every, f"`every` of `{type(self).__name__}`")
@@ -96,3 +99,50 @@ def check_callbacks(callbacks: Any) -> None:
                 f"`{callback!r}` is not a callback. Subclass `tr.AbstractCallback`, "
                 "with `__call__(self, info)`."
             )
+        try:
+            inspect.signature(callback).bind(None)
+        except TypeError:
+            raise TypeError(
+                f"Callback `{type(callback).__name__}` takes "
+                f"`{inspect.signature(callback)}`. A callback takes one argument, "
+                "`info`."
+            ) from None
+
+
+def checked_numbers(
+    callback: AbstractCallback,
+    returned: Any,
+    known: Mapping[str, Any],
+    taken: Collection[str],
+) -> dict[str, float]:
+    """What a callback returned, as floats by name, or an error that says what is wrong.
+
+    Args:
+        callback: Who returned it.
+        returned: A dict of numbers.
+        known: What was measured at this step before.
+        taken: Names that the step itself reports.
+    """
+    name = type(callback).__name__
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"Callback `{name}` returned `{returned!r}`. It returns a dict of numbers, "
+            "`tr.Stop(reason)`, or None."
+        )
+    numbers = {}
+    for metric, value in returned.items():
+        try:
+            numbers[metric] = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"Callback `{name}` returned `{value!r}` as `{metric}`. It returns "
+                "one real number for each name."
+            ) from None
+        differs = metric in known and known[metric] != numbers[metric]
+        if metric in taken or differs:
+            raise ValueError(
+                f"Callback `{name}` returned `{metric}`, which this step has another "
+                "value for. Give it a name of its own, as with "
+                "`tr.Evaluate(data, name='test')`."
+            )
+    return numbers

@@ -66,6 +66,11 @@ class AbstractComposed(AbstractLoss):
 
 def check_loss(loss: Any) -> None:
     """Raise TypeError unless `loss` can be used as one."""
+    if isinstance(loss, type):
+        raise TypeError(
+            f"`{loss.__name__}` is a class, and a loss is an instance of one. "
+            f"Write `{loss.__name__}(...)`."
+        )
     if not callable(loss):
         raise TypeError(
             f"`{describe(loss)}` is not a loss. A loss is a function of "

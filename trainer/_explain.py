@@ -7,6 +7,7 @@ from pathlib import Path
 
 import equinox
 import jax
+import jaxtyping
 import numpy
 import optax
 
@@ -37,7 +38,11 @@ _REMEDY = {
 }
 _LIBRARIES = [
     Path(__file__).parent,
-    *(Path(m.__file__).parent for m in (jax, equinox, optax, numpy) if m.__file__),
+    *(
+        Path(m.__file__).parent
+        for m in (jax, equinox, optax, numpy, jaxtyping)
+        if m.__file__
+    ),
 ]
 
 
@@ -65,6 +70,8 @@ def _place(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         in_library = any(path.is_relative_to(library) for library in _LIBRARIES)
-        if not in_library and not frame.filename.startswith("<"):
-            return f" at {path.name}:{frame.lineno}, `{frame.line}`"
+        if not in_library and not frame.filename.startswith(("<frozen", "<__")):
+            text = frame.line or ""
+            line = text if len(text) < 80 else f"{text[:77]}..."
+            return f" at {path.name}:{frame.lineno}" + (f", `{line}`" if line else "")
     return ""

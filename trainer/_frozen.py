@@ -14,7 +14,9 @@ class Frozen:
     """
 
     _compiled: CompiledStep | None = None
-    _own: ClassVar[frozenset[str]] = frozenset({"last_state", "_compiled"})
+    _own: ClassVar[frozenset[str]] = frozenset(
+        {"last_state", "last_history", "_compiled"}
+    )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse a change that the compiled step would not see."""

@@ -1,9 +1,25 @@
 """What a run recorded, as NumPy arrays on the host."""
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+
+class Measured(dict[str, Any]):
+    """Metrics by name; an unknown name is an error that says the known ones."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise KeyError with what there is."""
+        raise unknown(name, self)
+
+
+def unknown(name: str, known: Iterable[str]) -> KeyError:
+    """Make the error for a metric that is not there."""
+    near = difflib.get_close_matches(str(name), known, 1)
+    hint = f"Did you mean `{near[0]}`?" if near else f"There are {sorted(known)}."
+    return KeyError(f"No metric `{name}` here. {hint}")
 
 
 class History(Mapping[str, Any]):
@@ -50,9 +66,13 @@ class History(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """All values of one metric, in order of the steps."""
+        if name not in self._rows:
+            raise unknown(name, self._rows)
         parts = self._rows[name]
         masked = any(isinstance(part, np.ma.MaskedArray) for part in parts)
         joined = np.ma.concatenate(parts) if masked else np.concatenate(parts)
+        # It is the history's own array: what was recorded is not to be edited.
+        joined.flags.writeable = False
         self._rows[name] = [joined]
         return joined
 
@@ -62,6 +82,8 @@ class History(Mapping[str, Any]):
         For what the step itself reports this is the step it saw, from 0; for what a
         callback measured it is the number of completed updates.
         """
+        if name not in self._steps:
+            raise unknown(name, self._steps)
         self._steps[name] = [np.concatenate(self._steps[name])]
         return self._steps[name][0]
 

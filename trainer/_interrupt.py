@@ -7,7 +7,7 @@ from typing import Any
 
 
 class HeldInterrupt:
-    """Raises KeyboardInterrupt where `check` is called, not in the middle of a call.
+    """Hands over a KeyboardInterrupt where `taken` is called, and not within a call.
 
     A call of the step donates the state: Python would raise between the moment the old
     state is gone and the moment the new one has a name, and the run would be lost. A
@@ -36,8 +36,7 @@ class HeldInterrupt:
             signal.default_int_handler(number, frame)
         self._pending = True
 
-    def check(self) -> None:
-        """Raise KeyboardInterrupt if there was one."""
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt
+    def taken(self) -> KeyboardInterrupt | None:
+        """The interrupt to raise, if there was one."""
+        pending, self._pending = self._pending, False
+        return KeyboardInterrupt() if pending else None

@@ -1,17 +1,17 @@
 """The loop on the host: feed the step, read its metrics now and then, call back."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from trainer._callback import AbstractCallback, StepInfo, Stop
-from trainer._history import History
+from trainer._callback import AbstractCallback, checked_numbers, StepInfo, Stop
+from trainer._history import History, Measured
 from trainer._interrupt import HeldInterrupt
 from trainer._state import TrainState
 from trainer._step import CompiledStep
@@ -22,6 +22,27 @@ from trainer.data import AbstractSource, Chunk, Item
 # Time between two reports that nothing but the progress bar asks for. It bounds how far
 # the host runs ahead of the device, too.
 _SECONDS_PER_REPORT = 0.5
+
+
+class Watch(NamedTuple):
+    """What looks on while the steps run.
+
+    Attributes:
+        history: Where metrics are recorded.
+        progress: Where they are shown.
+        callbacks: Called in this order.
+        evaluate: `Trainer.evaluate`, for the callbacks.
+    """
+
+    history: History
+    progress: Progress
+    callbacks: Sequence[AbstractCallback]
+    evaluate: Callable[..., dict[str, float]]
+
+    @property
+    def period(self) -> int | None:
+        """The shortest period of a callback, or None."""
+        return min((c.every for c in self.callbacks if c.every), default=None)
 
 
 class Loop:
@@ -42,19 +63,14 @@ class Loop:
         step: int,
         source: AbstractSource,
         items: Iterator[Item],
-        history: History,
-        progress: Progress,
-        callbacks: Sequence[AbstractCallback],
-        evaluate: Callable[..., dict[str, float]],
+        watch: Watch,
     ):
-        self.step = step
-        self.stop_reason, self.seconds = "", 0.0
-        self._compiled, self._items, self._evaluate = compiled, items, evaluate
+        self.step, self.stop_reason, self.seconds = step, "", 0.0
+        self._compiled, self._items, self._watch = compiled, items, watch
         self._resident = compiled.resident(source)
         self._leaves = compiled.flatten(state)
         self._buffers = compiled.empty()
-        self._history, self._progress, self._callbacks = history, progress, callbacks
-        self._row, self._metrics = 0, {}
+        self._row, self._metrics = 0, Measured()
         self._checked = time.perf_counter()
 
     def state(self) -> TrainState:
@@ -96,7 +112,7 @@ class Loop:
                 )
                 self._row += len(epochs)
                 self.step += len(epochs)
-            interrupt.check()
+            error = error or interrupt.taken()
             if error is not None:
                 break
         else:
@@ -130,9 +146,8 @@ class Loop:
         # The first step is waited for: what one takes cannot be known before.
         paced = 1 if pace is None else max(int(_SECONDS_PER_REPORT / pace), 1)
         due = [self.step + min(paced, self._compiled.rows)]
-        due += [
-            (self.step // c.every + 1) * c.every for c in self._callbacks if c.every
-        ]
+        periods = [c.every for c in self._watch.callbacks if c.every]
+        due += [(self.step // every + 1) * every for every in periods]
         return min(due if num_steps is None else [*due, num_steps])
 
     def _report(self) -> None:
@@ -141,10 +156,11 @@ class Loop:
         if not count:
             return
         rows = self._compiled.read(self._buffers, count)
-        self._history.extend(self.step - count, rows)
+        self._watch.history.extend(self.step - count, rows)
         last = {name: values[-1] for name, values in rows.items()}
-        self._metrics = {n: v for n, v in last.items() if v is not np.ma.masked}
-        self._progress.update(count, self._metrics)
+        found = {n: v for n, v in last.items() if v is not np.ma.masked}
+        self._metrics = Measured(found)
+        self._watch.progress.update(count, self._metrics)
         if time.perf_counter() - self._checked > _SECONDS_PER_REPORT:
             self._compiled.baked.check()
             self._checked = time.perf_counter()
@@ -158,35 +174,20 @@ class Loop:
             return copy[0]
 
         def evaluate(data: Any, *, loss: Any = None) -> dict[str, float]:
-            return self._evaluate(self.state(), data, loss=loss)
+            return self._watch.evaluate(self.state(), data, loss=loss)
 
-        for callback in filter(due, self._callbacks):
+        for callback in filter(due, self._watch.callbacks):
             metrics = MappingProxyType(self._metrics)
             info = StepInfo(self.step, metrics, get_state, evaluate)
             returned = callback(info)
             if isinstance(returned, Stop):
                 self.stop_reason = returned.reason
             elif returned is not None:
-                _check_returned(callback, returned, self._compiled.metric_names)
-                self._history.record(self.step, returned)
-                self._metrics = {**self._metrics, **returned}
-
-
-def _check_returned(
-    callback: AbstractCallback, returned: Any, taken: Collection[str]
-) -> None:
-    name = type(callback).__name__
-    if not isinstance(returned, Mapping):
-        raise TypeError(
-            f"Callback `{name}` returned `{returned!r}`. It returns a dict of numbers, "
-            "`tr.Stop(reason)`, or None."
-        )
-    for metric in returned:
-        if metric in taken:
-            raise ValueError(
-                f"Callback `{name}` returned `{metric}`, which every step reports. "
-                "Give it a name of its own, such as `validation/loss`."
-            )
+                numbers = checked_numbers(
+                    callback, returned, self._metrics, self._compiled.metric_names
+                )
+                self._watch.history.record(self.step, numbers)
+                self._metrics = Measured({**self._metrics, **numbers})
 
 
 def _copied(state: TrainState) -> TrainState:

@@ -74,10 +74,11 @@ def asked_for(
     ]
     misplaced = [name for name in positional[: len(lead)] if name in NAMES]
     if len(positional) < len(lead) or unknown or misplaced:
+        bare = inspect.Signature([p.replace(annotation=p.empty) for p in arguments])
         raise TypeError(
             f"{article.title()} {kind} takes `({', '.join(lead)})`, then any of "
             "`step`, `epoch`, `key`, `mask`, `state` by name; "
-            f"`{name_of(fn)}` takes `({', '.join(p.name for p in arguments)})`. "
+            f"`{name_of(fn)}` takes `{bare}`. "
             "A batch of several arrays is one argument: unpack it inside."
         )
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

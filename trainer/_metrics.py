@@ -180,6 +180,8 @@ class MetricBuffer:
                 values = np.array(buffers[dtype][:rows, column])
                 if name in self.optional:
                     present = buffers["present"][:rows, self.optional.index(name)]
+                    if values.dtype.kind == "f":
+                        values[~present] = np.nan  # for code that drops the mask
                     values = np.ma.MaskedArray(values, mask=~present)
                 found[name] = values
         return found

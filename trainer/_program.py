@@ -10,7 +10,9 @@ from jaxtyping import PyTree
 
 from trainer._composed import check_loss
 from trainer._losses import asked_for
+from trainer._result import FitResult
 from trainer._selectors import positive_int
+from trainer._state import TrainState
 from trainer._tree import describe, parameters
 from trainer._types import Batch, Model
 from trainer._update import AbstractUpdate, check_update, Minimize, UPDATE_ARGUMENTS
@@ -98,13 +100,32 @@ def make_program(
 
 def split_model(model: Any) -> tuple[Any, eqx.nn.State | None]:
     """Take apart `(model, state)`; a model alone has no state."""
-    if (
-        isinstance(model, tuple)
-        and len(model) == 2
-        and isinstance(model[1], eqx.nn.State)
-    ):
-        return model
+    if isinstance(model, FitResult):
+        raise TypeError(
+            "A FitResult is given in the place of a model. Give `result.state` to go "
+            "on, or `result.model` to start anew."
+        )
+    if isinstance(model, TrainState):
+        raise TypeError("A TrainState is given where a model starts a run.")
+    if isinstance(model, tuple) and len(model) == 2:
+        first, second = model
+        if isinstance(second, eqx.nn.State):
+            return first, second
     return model, None
+
+
+def check_model(model: Any, model_state: Any, program: AbstractUpdate) -> None:
+    """Raise TypeError unless the program can train the model."""
+    if isinstance(program, Minimize) and not jax.tree.leaves(parameters(model)):
+        raise TypeError(
+            f"The model is `{describe(model)}`, which has no floating array to train. "
+            "`fit` takes the model first and the data second."
+        )
+    if model_state is None and any(program.takes("state")):
+        raise TypeError(
+            "A loss asks for `state`, but the model was given without one. Give what "
+            "`eqx.nn.make_with_state` returned, `(model, state)`."
+        )
 
 
 def check_key(key: Any) -> None:

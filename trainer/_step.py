@@ -161,13 +161,18 @@ class CompiledStep:
         """Raise RecompileError if the state or what the step has read do not fit."""
         self.baked.check()
         old = eqx.combine(self._arrays, self._static)
-        difference = first_difference("", old, state) or first_difference(
-            "data", self._resident, source.resident
-        )
+        difference = first_difference("", old, state)
         if difference:
             raise RecompileError(
                 f"{difference}, for which this Trainer's step would compile again. "
                 "Make a new Trainer for it."
+            )
+        difference = first_difference("data", self._resident, source.resident)
+        if difference:
+            raise RecompileError(
+                f"{difference}, for which this Trainer's step would compile again: "
+                "`tr.Arrays` are an argument of it. Use arrays of one length, or a "
+                "loader of batches, or make a new Trainer."
             )
 
     def flatten(self, state: TrainState) -> list[jax.Array]:

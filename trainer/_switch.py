@@ -16,6 +16,7 @@ from trainer._composed import (
 from trainer._losses import Given, Output
 from trainer._metrics import Metric, switch
 from trainer._selectors import AbstractSelector, At, Cycle, Every
+from trainer._tree import describe
 
 
 @final
@@ -88,8 +89,16 @@ class Switch(AbstractComposed):
     def combine(self, evaluate: Evaluate, given: Given) -> Output:
         """Evaluate the selected loss; see `AbstractComposed.combine`."""
         count = given.step if self.by == "step" else given.epoch
-        index, local = self.selector(count, len(self.losses))
-        given = given._replace(**{self.by: local.astype(jnp.int32)})
+        picked = self.selector(count, len(self.losses))
+        if not isinstance(picked, tuple) or len(picked) != 2:
+            raise TypeError(
+                f"`{type(self.selector).__name__}` returned `{describe(picked)}`. A "
+                "selector returns the branch's index and how many steps it has had."
+            )
+        index, local = (jnp.asarray(x, jnp.int32) for x in picked)
+        # What is recorded is what runs: `lax.switch` takes the nearest branch there is.
+        index = jnp.clip(index, 0, len(self.losses) - 1)
+        given = given._replace(**{self.by: local})
 
         def branch(name: str, loss: Any) -> Any:
             def run(given: Given) -> Any:

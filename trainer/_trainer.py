@@ -1,7 +1,7 @@
 """The Trainer: one compiled step, and the loop around it."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final, Literal
 
 import jax.numpy as jnp
@@ -9,12 +9,17 @@ import jax.random as jr
 import optax
 
 from trainer._callback import AbstractCallback, check_callbacks
-from trainer._composed import check_loss
-from trainer._evaluate import evaluate
+from trainer._evaluate import Evaluator
 from trainer._frozen import Frozen
 from trainer._history import History
-from trainer._loop import Loop
-from trainer._program import check_ends, check_key, make_program, split_model
+from trainer._loop import Loop, Watch
+from trainer._program import (
+    check_ends,
+    check_key,
+    check_model,
+    make_program,
+    split_model,
+)
 from trainer._result import FitResult
 from trainer._selectors import positive_int
 from trainer._state import TrainState
@@ -70,7 +75,12 @@ class Trainer(Frozen):
     last_state: TrainState | None
     """The state at the end of the last fit, also of one that raised.
 
-    None before the first, and if the process was stopped in the middle of a call."""
+    If the device itself failed in the middle of a call, and took the state with it, it
+    is the state that the fit began with. None before the first fit.
+    """
+
+    last_history: History | None
+    """What the last fit recorded, also of one that raised."""
 
     def __init__(
         self,
@@ -80,8 +90,8 @@ class Trainer(Frozen):
         update: AbstractUpdate | None = None,
         steps_per_call: int | Literal["auto"] = "auto",
     ):
-        self.last_state = None
-        self._compiled = None
+        self.last_state, self.last_history = None, None
+        self._evaluator = Evaluator()
         if steps_per_call != "auto":
             steps_per_call = positive_int(steps_per_call, "`steps_per_call`")
         self.steps_per_call: int | Literal["auto"] = steps_per_call
@@ -135,9 +145,11 @@ class Trainer(Frozen):
             and arrays that were one are separate.
 
         Raises:
-            TypeError: `key` is not a key.
+            TypeError: `key` is not a key, the model has nothing to train, or it has no
+                state and a loss asks for it.
         """
         model, model_state = split_model(model)
+        check_model(model, model_state, self.program)
         key = jr.key(0) if key is None else key
         check_key(key)
         model = canonical(model)
@@ -183,70 +195,64 @@ class Trainer(Frozen):
         """
         num_steps, num_epochs = check_ends(num_steps, num_epochs)
         check_callbacks(callbacks)
-        if not isinstance(model, TrainState):
-            state, first = self.init(model, key=key), 0
-        elif key is None:
-            state, first = canonical(model), int(model.step)
-        else:
+        if isinstance(model, TrainState) and key is not None:
             raise TypeError("A TrainState has its key already; `key` starts a new run.")
-        source = as_source(data)
-        history = History(self.program.branches())
-        if num_steps is not None and first >= num_steps:
-            self.last_state = state
-            return FitResult(state, history, "num_steps", self._compiles(), 0.0, 0.0)
+        continues = isinstance(model, TrainState)
+        first = int(model.step) if continues else 0
+        start = lambda: canonical(model) if continues else self.init(model, key=key)
+        source, history = as_source(data), History(self.program.branches())
+        self.last_history = history
         total = num_steps if num_epochs is None else source.num_steps(num_epochs)
         bar = Progress(first, total, history.branches, not progress)
+        watch = Watch(history, bar, callbacks, self.evaluate)
         try:
-            return self._run(
-                state, first, source, num_steps, num_epochs, callbacks, history, bar
-            )
+            return self._run(start, first, source, num_steps, num_epochs, watch)
         finally:
             bar.close()
 
     def _run(
         self,
-        state: TrainState,
+        start: Callable[[], TrainState],
         first: int,
         source: AbstractSource,
         num_steps: int | None,
         num_epochs: int | None,
-        callbacks: Sequence[AbstractCallback],
-        history: History,
-        bar: Progress,
+        watch: Watch,
     ) -> FitResult:
-        self.last_state, compile_seconds = state, 0.0
+        state = self.last_state = start()
         if self._compiled is not None:
             self._compiled.check_state(state, source)
+        ended = num_steps is not None and first >= num_steps
         items = source.items(self._wanted(state.key, first, num_epochs))
-        item = next(items, None)
+        item = None if ended else next(items, None)
         if item is None:
-            return FitResult(state, history, "num_epochs", self._compiles(), 0.0, 0.0)
+            reason = "num_steps" if ended else "num_epochs"
+            return FitResult(state, watch.history, reason, self._compiles(), 0.0, 0.0)
+        compile_seconds = 0.0
         if self._compiled is None:
-            period = min((c.every for c in callbacks if c.every), default=None)
             self._compiled = CompiledStep(
-                self.program, state, source, item.content, self.steps_per_call, period
+                self.program,
+                state,
+                source,
+                item.content,
+                self.steps_per_call,
+                watch.period,
             )
             compile_seconds = self._compiled.seconds
-        bar.compiled()
+        watch.progress.compiled()
         items = itertools.chain([item], items)
-        loop = Loop(
-            self._compiled,
-            state,
-            first,
-            source,
-            items,
-            history,
-            bar,
-            callbacks,
-            self.evaluate,
-        )
+        loop = Loop(self._compiled, state, first, source, items, watch)
         try:
             loop.run(num_steps)
         finally:
-            self.last_state = None if loop.is_lost() else loop.state()
-        compiles, reason = self._compiles(), loop.stop_reason
+            self.last_state = start() if loop.is_lost() else loop.state()
         return FitResult(
-            loop.state(), history, reason, compiles, compile_seconds, loop.seconds
+            self.last_state,
+            watch.history,
+            loop.stop_reason,
+            self._compiles(),
+            compile_seconds,
+            loop.seconds,
         )
 
     def _wanted(self, key: Key, first: int, num_epochs: int | None) -> Wanted:
@@ -282,16 +288,11 @@ class Trainer(Frozen):
             ValueError: There are no batches.
             TypeError: The Trainer has no loss of its own, and none is given.
         """
-        own = None if type(self).loss is Trainer.loss else self.loss
-        loss = loss or getattr(self.program, "loss", own)
         if loss is None:
-            raise TypeError(
-                f"`{type(self).__name__}` has no loss of its own to evaluate. "
-                "Pass `loss=`."
-            )
-        check_loss(loss)
+            own = None if type(self).loss is Trainer.loss else self.loss
+            loss = getattr(self.program, "loss", own)
         if not isinstance(model, TrainState):
             model, model_state = split_model(model)
             zero = jnp.int32(0)
             model = TrainState(zero, zero, model, model_state, None, jr.key(0))
-        return evaluate(loss, model, data)
+        return self._evaluator(loss, model, data)

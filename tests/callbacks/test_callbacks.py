@@ -137,8 +137,9 @@ def test_evaluating_while_training_changes_nothing_and_compiles_once():
     [
         (Call(print, 1), TypeError, "is not a list"),
         ([print], TypeError, "is not a callback. Subclass"),
+        ([Call(lambda i: {"a": "x"}, 1)], TypeError, "returned `'x'` as `a`"),
         ([Call(lambda i: 3, 1)], TypeError, "Callback `Call` returned `3`"),
-        ([Call(lambda i: {"loss": 3.0}, 1)], ValueError, "which every step reports"),
+        ([Call(lambda i: {"loss": 3.0}, 1)], ValueError, "`loss`, which this step has"),
         ([Call(lambda i: i.metrics.update(a=1), 1)], AttributeError, "update"),
     ],
 )
@@ -147,6 +148,24 @@ def test_what_a_callback_may_not_be_or_return(callbacks, error, message):
         tr.Trainer(half, SGD).fit(
             jnp.float32(1), None, num_steps=2, callbacks=callbacks, progress=False
         )
+
+
+def test_two_evaluations_of_one_name_and_a_wrong_signature_are_refused():
+    twice = [tr.Evaluate(batches()[:1], 2), tr.Evaluate(batches()[1:], 2)]
+    with pytest.raises(ValueError, match=r"`validation/loss`, which .* name='test'"):
+        fit(mse, mlp(), *twice, source=batches())
+
+    class Old(tr.AbstractCallback):
+        def __call__(self, step, model):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"`Old` takes `\(step, model\)`"):
+        fit(half, jnp.float32(1), Old(1))
+
+
+def test_a_metric_that_is_not_there_is_an_error_with_the_nearest():
+    with pytest.raises(KeyError, match=r"No metric `los` here\. Did you mean `loss`"):
+        fit(half, jnp.float32(1), Call(lambda i: i.metrics["los"], 1))
 
 
 def test_every_is_a_whole_number():

@@ -43,7 +43,9 @@ class Arrays(AbstractSource):
     """
 
     def __init__(self, *arrays: Any, batch_size: int, shuffle: bool = True):
-        self.arrays = host_batch(arrays)
+        self.arrays = host_batch(
+            tuple(np.asarray(a) if isinstance(a, list) else a for a in arrays)
+        )
         leaves = jtu.tree_leaves_with_path(self.arrays)
         if not leaves:
             raise TypeError("`Arrays` was given no arrays.")
