@@ -173,7 +173,7 @@ REFUSED = {
         eqx.nn.Linear(1, 1, key=jr.key(0)),
         "`Linear` takes `(x, *, key=None)`",
     ),
-    "a class": (Holder, TAKES),
+    "a class": (Holder, "`Holder` is a class, and a loss is an instance of one"),
 }
 
 

@@ -78,8 +78,7 @@ class AbstractCallback(abc.ABC):
 
     def __init__(self, every: int | None = None):
         if every is not None:
-            every = positive_int(every, f"`every` of `{type(self).__name__}`")
-        self.every = every
+            self.every = positive_int(every, f"`every` of `{type(self).__name__}`")
 
     @abc.abstractmethod
     def __call__(self, info: StepInfo) -> Mapping[str, Any] | Stop | None:
@@ -107,12 +106,25 @@ def check_callbacks(callbacks: Any) -> None:
                 f"`{inspect.signature(callback)}`. A callback takes one argument, "
                 "`info`."
             ) from None
+    _check_names(callbacks)
+
+
+def _check_names(callbacks: Sequence[AbstractCallback]) -> None:
+    """Two evaluations may share a name if they share the data, and not otherwise."""
+    data_of: dict[str, Any] = {}
+    for callback in callbacks:
+        if hasattr(callback, "name") and hasattr(callback, "data"):
+            name, data = vars(callback)["name"], vars(callback)["data"]
+            if data_of.setdefault(name, data) is not data:
+                raise ValueError(
+                    f"Two callbacks record different data as `{name}`. Give each a "
+                    "name of its own: `tr.Evaluate(data, name='test')`."
+                )
 
 
 def checked_numbers(
     callback: AbstractCallback,
     returned: Any,
-    known: Mapping[str, Any],
     taken: Collection[str],
 ) -> dict[str, float]:
     """What a callback returned, as floats by name, or an error that says what is wrong.
@@ -120,7 +132,6 @@ def checked_numbers(
     Args:
         callback: Who returned it.
         returned: A dict of numbers.
-        known: What was measured at this step before.
         taken: Names that the step itself reports.
     """
     name = type(callback).__name__
@@ -138,11 +149,9 @@ def checked_numbers(
                 f"Callback `{name}` returned `{value!r}` as `{metric}`. It returns "
                 "one real number for each name."
             ) from None
-        differs = metric in known and known[metric] != numbers[metric]
-        if metric in taken or differs:
+        if metric in taken:
             raise ValueError(
-                f"Callback `{name}` returned `{metric}`, which this step has another "
-                "value for. Give it a name of its own, as with "
-                "`tr.Evaluate(data, name='test')`."
+                f"Callback `{name}` returned `{metric}`, which every step reports. "
+                "Give it a name of its own, such as `validation/loss`."
             )
     return numbers

@@ -123,9 +123,10 @@ def named_losses(losses: Any, owner: str) -> tuple[tuple[str, ...], tuple[Any, .
             )
         named = {}
         for number, loss in enumerate(losses):
-            name = name_of(loss)
-            taken = name in named or name == "<lambda>"
-            named[f"{name.strip('<>')}_{number}" if taken else name] = loss
+            name = base = name_of(loss).strip("<>")
+            while name in named or name == "lambda":
+                name, number = f"{base}_{number}", number + 1
+            named[name] = loss
     if not named:
         raise ValueError(f"`{owner}` was given no losses.")
     for name, loss in named.items():

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 
 from trainer._baked import Baked
 from trainer._composed import (
@@ -19,7 +20,7 @@ from trainer._explain import explain_trace
 from trainer._losses import asked_for, Given, LOSS_ARGUMENTS
 from trainer._metrics import Metric
 from trainer._state import TrainState
-from trainer._tree import canonical
+from trainer._tree import canonical, first_difference
 from trainer.data import as_source
 
 
@@ -27,26 +28,36 @@ _MOST_LOSSES = 16
 
 
 class _Evaluation:
-    """One loss, compiled to be evaluated."""
+    """One loss, compiled to be evaluated on models of one static part."""
 
-    def __init__(self, loss: Any):
-        self.loss, self.baked = loss, Baked(loss)
-        self.one_batch: Any = eqx.filter_jit(self._one_batch)
+    def __init__(self, loss: Any, static: Any):
+        self.loss, self.static, self.baked = loss, static, Baked(loss)
+        # Not `filter_jit`: its cache would keep the Trainer for as long as the process.
+        self.one_batch = jax.jit(self._one_batch)
+
+    def fits(self, loss: Any, static: Any) -> bool:
+        """Whether it computes what this loss would compute now."""
+        same = loss == self.loss if hasattr(loss, "__self__") else loss is self.loss
+        return (
+            same
+            and first_difference("", self.static, static) is None
+            and self.baked.changed() is None
+        )
 
     def _one_batch(
-        self, loss: Any, state: TrainState, batch: Any, mask: Any, key: Any
+        self, arrays: Any, batch: Any, mask: Any, place: Any
     ) -> dict[str, Metric]:
-        model = eqx.nn.inference_mode(state.model)
+        state = eqx.combine(arrays, self.static)
+        model, key = eqx.nn.inference_mode(state.model), jr.fold_in(jr.key(0), place)
         given = Given(state.step, state.epoch, key, mask, state.model_state)
         with explain_trace():
-            value, metrics, _ = evaluate_loss(loss, model, batch, given)
+            value, metrics, _ = evaluate_loss(self.loss, model, batch, given)
         self.baked.traced()
         # The index of a branch and a weight belong to a step; they have no mean.
-        branches = loss.branches() if isinstance(loss, AbstractComposed) else {}
-        schedule = {
-            n for n in metrics if n in branches or "weight" in n.split("/")[:-1]
-        }
-        found = {n: m for n, m in metrics.items() if n not in schedule}
+        composed = isinstance(self.loss, AbstractComposed)
+        branches = self.loss.branches() if composed else {}
+        weights = {n for n in metrics if "weight" in n.split("/")[:-1]}
+        found = {n: m for n, m in metrics.items() if n not in {*branches, *weights}}
         found["loss"] = Metric(value)
         # The step is traced, so presence is a value like the others.
         return {n: Metric(m.value, jnp.asarray(m.present)) for n, m in found.items()}
@@ -60,36 +71,33 @@ class Evaluator:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, _Evaluation] = {}
+        self._known: list[_Evaluation] = []
 
-    def _evaluation(self, loss: Any) -> _Evaluation:
-        # A method is a new object each time that it is looked up.
-        owner = getattr(loss, "__self__", None)
-        name = (id(owner), getattr(loss, "__func__", None)) if owner else id(loss)
-        known = self._known.get(name)
-        if known is None or known.baked.changed():
-            self._known.pop(name, None)
-            while len(self._known) >= _MOST_LOSSES:
-                self._known.pop(next(iter(self._known)))
-            known = self._known[name] = _Evaluation(loss)
-        return known
+    def _evaluation(self, loss: Any, static: Any) -> _Evaluation:
+        for known in self._known:
+            if known.fits(loss, static):
+                return known
+        self._known = [_Evaluation(loss, static), *self._known[: _MOST_LOSSES - 1]]
+        return self._known[0]
 
     def __call__(self, loss: Any, state: TrainState, data: Any) -> dict[str, float]:
         """Average a loss and its metrics over all examples."""
         if loss is None:
-            raise TypeError(
-                "The Trainer has no loss of its own to evaluate. Pass `loss=`."
-            )
+            raise TypeError("The Trainer has no loss of its own. Pass `loss=`.")
         check_loss(loss)
-        takes = [asked_for(leaf, LOSS_ARGUMENTS, "loss") for leaf in leaves_of(loss)]
-        pad = all("mask" in names for names in takes)
+        takes = [
+            "mask" in asked_for(leaf, LOSS_ARGUMENTS, "loss")
+            for leaf in leaves_of(loss)
+        ]
         # Neither the optimizer's state nor where a leaf lies is a reason to compile.
         state = canonical(dataclasses.replace(state, opt_state=None), copy=False)
-        one_batch, key = self._evaluation(loss).one_batch, jr.key(0)
+        arrays, static = eqx.partition(state, eqx.is_array)
+        one_batch = self._evaluation(loss, static).one_batch
         found, counts = [], []
-        for batch, mask, count in as_source(data).batches(pad):
-            place = jr.fold_in(key, jnp.uint32(len(found)))
-            found.append(one_batch(loss, state, batch, mask, place))
+        for batch, mask, count in as_source(data).batches(all(takes)):
+            if mask is None and any(takes):
+                mask = np.ones(count, np.bool_)
+            found.append(one_batch(arrays, batch, mask, np.uint32(len(found))))
             counts.append(count)
         if not found:
             raise ValueError("The data to evaluate on has no batches.")

@@ -26,10 +26,12 @@ class HeldInterrupt:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Give the handler back."""
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Give the handler back, and raise what nobody has taken."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+        if self._pending and kind is None:
+            raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._pending:

@@ -22,6 +22,7 @@ from trainer.data import AbstractSource, Chunk, Item
 # Time between two reports that nothing but the progress bar asks for. It bounds how far
 # the host runs ahead of the device, too.
 _SECONDS_PER_REPORT = 0.5
+_FEWEST = 4
 
 
 class Watch(NamedTuple):
@@ -52,7 +53,7 @@ class Loop:
 
     Attributes:
         step: Completed updates.
-        stop_reason: Why the loop ended; empty while it runs.
+        stop_reason: Why the loop ended; None while it runs.
         seconds: How long it took.
     """
 
@@ -65,7 +66,8 @@ class Loop:
         items: Iterator[Item],
         watch: Watch,
     ):
-        self.step, self.stop_reason, self.seconds = step, "", 0.0
+        self.step, self.seconds = step, 0.0
+        self.stop_reason: str | None = None
         self._compiled, self._items, self._watch = compiled, items, watch
         self._resident = compiled.resident(source)
         self._leaves = compiled.flatten(state)
@@ -85,14 +87,16 @@ class Loop:
         """Run up to `num_steps` completed updates, or the end of the items."""
         began = time.perf_counter()
         with HeldInterrupt() as interrupt:
-            while not self.stop_reason:
-                stop = self._next_report(num_steps)
+            while self.stop_reason is None:
+                stop, before = self._next_report(num_steps), self.step
                 ended = self._run_to(stop, interrupt)
                 if ended or self.step == num_steps:
                     self.stop_reason = "num_epochs" if ended else "num_steps"
+                if self.step == before:
+                    break  # the data ended where the last report was
                 self._call_back(lambda c: bool(c.every) and self.step % c.every == 0)
+            self._compiled.baked.check()
             self._call_back(lambda c: c.every is None)
-        self._compiled.baked.check()
         self.seconds = time.perf_counter() - began
 
     def _run_to(self, stop: int, interrupt: HeldInterrupt) -> bool:
@@ -136,7 +140,7 @@ class Loop:
                 item = next(self._items)
                 chunk.add(item.content)
                 epochs.append(item.epoch)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             return chunk, epochs, error
         return chunk, epochs, None
 
@@ -144,7 +148,8 @@ class Loop:
         """The step at which the host next has to look."""
         pace = self._compiled.pace
         # The first step is waited for: what one takes cannot be known before.
-        paced = 1 if pace is None else max(int(_SECONDS_PER_REPORT / pace), 1)
+        # After that a few are under way at a time, so that loading overlaps with them.
+        paced = 1 if pace is None else max(int(_SECONDS_PER_REPORT / pace), _FEWEST)
         due = [self.step + min(paced, self._compiled.rows)]
         periods = [c.every for c in self._watch.callbacks if c.every]
         due += [(self.step // every + 1) * every for every in periods]
@@ -166,14 +171,16 @@ class Loop:
             self._checked = time.perf_counter()
 
     def _call_back(self, due: Callable[[AbstractCallback], bool]) -> None:
-        copy: list[TrainState] = []
+        step, copy = self.step, []
 
         def get_state() -> TrainState:
             if not copy:
+                self._check_now(step)
                 copy.append(_copied(self.state()))
             return copy[0]
 
         def evaluate(data: Any, *, loss: Any = None) -> dict[str, float]:
+            self._check_now(step)
             return self._watch.evaluate(self.state(), data, loss=loss)
 
         for callback in filter(due, self._watch.callbacks):
@@ -184,10 +191,17 @@ class Loop:
                 self.stop_reason = returned.reason
             elif returned is not None:
                 numbers = checked_numbers(
-                    callback, returned, self._metrics, self._compiled.metric_names
+                    callback, returned, self._compiled.metric_names
                 )
                 self._watch.history.record(self.step, numbers)
                 self._metrics = Measured({**self._metrics, **numbers})
+
+    def _check_now(self, step: int) -> None:
+        if self.step != step:
+            raise RuntimeError(
+                f"A StepInfo of step {step} is asked for the state, but the run is at "
+                f"step {self.step}. Ask for it in the callback, and keep the state."
+            )
 
 
 def _copied(state: TrainState) -> TrainState:

@@ -62,9 +62,9 @@ def _scalar(value: Any, name: str, owner: str) -> Array:
 
 
 def _stored_dtype(dtype: Any) -> np.dtype:
-    """Half precision is kept as float32, small integers and bools as int32."""
+    """Half precision is kept as float32, bools and integers that fit as int32."""
     wide = np.dtype(dtype).itemsize == 8
-    if jnp.issubdtype(dtype, np.floating):
+    if jnp.issubdtype(dtype, np.floating) or dtype == np.uint32:
         return np.dtype("float64" if wide else "float32")
     return np.dtype("int64" if wide else "int32")
 

@@ -123,8 +123,8 @@ def check_model(model: Any, model_state: Any, program: AbstractUpdate) -> None:
         )
     if model_state is None and any(program.takes("state")):
         raise TypeError(
-            "A loss asks for `state`, but the model was given without one. Give what "
-            "`eqx.nn.make_with_state` returned, `(model, state)`."
+            "A loss or an update asks for `state`, but the model was given without "
+            "one. Give what `eqx.nn.make_with_state` returned, `(model, state)`."
         )
 
 

@@ -34,6 +34,14 @@ def positive_int(value: Any, what: str) -> int:
     return number
 
 
+def _check_many(value: Any, name: str, owner: str, example: str) -> None:
+    if not isinstance(value, Iterable):
+        raise TypeError(
+            f"The {name} of `{owner}` are `{value!r}`. Give a list or tuple, as in "
+            f"`{example}`, even of one."
+        )
+
+
 class AbstractSelector(eqx.Module):
     """Picks one of several branches from the step, inside the compiled step.
 
@@ -128,6 +136,7 @@ class Cycle(AbstractSelector):
     counts: tuple[int, ...]
 
     def __init__(self, counts: Sequence[int]):
+        _check_many(counts, "counts", "Cycle", "(5, 1)")
         self.counts = tuple(positive_int(c, "a count of `Cycle`") for c in counts)
         if sum(self.counts) > _INT32_MAX:
             raise ValueError(
@@ -180,11 +189,7 @@ class At(AbstractSelector):
     boundaries: tuple[int, ...]
 
     def __init__(self, boundaries: Sequence[int]):
-        if not isinstance(boundaries, Iterable):
-            raise TypeError(
-                f"The boundaries of `At` are `{boundaries!r}`. Give a list, as in "
-                "`boundaries=[1_000]`, even of one."
-            )
+        _check_many(boundaries, "boundaries", "At", "[1_000]")
         self.boundaries = tuple(
             positive_int(b, "a boundary of `At`") for b in boundaries
         )

@@ -26,7 +26,7 @@ from trainer._update import AbstractUpdate, call_update
 from trainer.data import AbstractSource, Chunk, Layout
 
 
-_ROWS = 1024
+_ROWS = 8192
 _SMALL = 1024
 
 
@@ -96,26 +96,27 @@ class CompiledStep:
         kept = (self._constants, self._program, resident, chunk.content(), control)
         donated = (self.flatten(state), self.empty())
         self._compiled = jitted.lower(kept, donated).compile()
+        _forget(jitted)
         self.seconds = time.perf_counter() - began
 
     def _function(self, closed: Any, large: list[int], out_treedef: Any) -> Any:
         """Write the function that is compiled: up to `steps_per_call` steps."""
         buffer, most = self._buffer, self.steps_per_call
         shardings = [leaf.sharding for leaf in jtu.tree_leaves(self._arrays)]
+        small = [None if i in large else c for i, c in enumerate(closed.consts)]
+        jaxpr = closed.jaxpr
 
         def one(kept: Any, content: PyTree, k: Any, carry: Any) -> Any:
             constants, program, resident, _, control = kept
             leaves, buffers = carry
-            consts = list(closed.consts)
-            for place, constant in zip(large, constants, strict=True):
-                consts[place] = constant
-            run = jax.extend.core.jaxpr_as_fun(
-                jax.extend.core.ClosedJaxpr(closed.jaxpr, consts)
-            )
-            flat = (*leaves, *program, *resident, *jtu.tree_leaves(content))
-            found = run(*flat, control[2 + k])
+            row, epoch = control[1] + k, control[2 + k]
+            given = iter(constants)
+            consts = [next(given) if c is None else c for c in small]
+            closed = jax.extend.core.ClosedJaxpr(jaxpr, consts)
+            flat = (*leaves, *program, *resident, *jtu.tree_leaves(content), epoch)
+            found = jax.extend.core.jaxpr_as_fun(closed)(*flat)
             state, metrics = jtu.tree_unflatten(out_treedef, found)
-            buffers = buffer.write(buffers, control[1] + k, _complete(metrics))
+            buffers = buffer.write(buffers, row, _complete(metrics))
             return [*map(_pin, jtu.tree_leaves(state), shardings)], buffers
 
         def function(kept: Any, donated: Any) -> Any:
@@ -202,6 +203,18 @@ class CompiledStep:
         content = chunk.content()
         kept = (self._constants, self._program, resident, content, control)
         return self._compiled(kept, (leaves, buffers))
+
+
+def _forget(jitted: Any) -> None:
+    """Drop what Equinox keeps of a function that is compiled ahead of time.
+
+    Its cache would keep the function, and the arrays it closes over, for as long as the
+    process runs, and one more for every Trainer. There is no public way to it. Without
+    it nothing but memory is lost.
+    """
+    clear = getattr(getattr(jitted, "_cached", None), "clear_cache", None)
+    if clear is not None:
+        clear()
 
 
 def _pin(leaf: jax.Array, sharding: Any) -> jax.Array:

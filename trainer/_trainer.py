@@ -109,7 +109,7 @@ class Trainer(Frozen):
         """Refuse a subclass that overrides what it may not."""
         super().__init_subclass__(**kwargs)
         for name in _FINAL:
-            if name in vars(cls):
+            if getattr(cls, name) is not getattr(Trainer, name):
                 raise TypeError(
                     f"`{cls.__name__}` overrides `Trainer.{name}`, which is final. "
                     "Override `loss` or `update`, or pass a callback."
@@ -219,9 +219,10 @@ class Trainer(Frozen):
         num_epochs: int | None,
         watch: Watch,
     ) -> FitResult:
-        state = self.last_state = start()
+        state = start()
         if self._compiled is not None:
             self._compiled.check_state(state, source)
+        self.last_state = state
         ended = num_steps is not None and first >= num_steps
         items = source.items(self._wanted(state.key, first, num_epochs))
         item = None if ended else next(items, None)
@@ -249,7 +250,7 @@ class Trainer(Frozen):
         return FitResult(
             self.last_state,
             watch.history,
-            loop.stop_reason,
+            loop.stop_reason or "",
             self._compiles(),
             compile_seconds,
             loop.seconds,

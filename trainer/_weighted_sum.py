@@ -126,7 +126,7 @@ class WeightedSum(AbstractComposed):
             else:
                 ((name, loss, weight),) = group
                 now = weight(count) if callable(weight) else weight
-                now = jnp.asarray(now, jnp.float32)
+                now = jnp.asarray(now, float)
                 value, inner, state = _term(evaluate, name, loss, now, given)
                 if callable(weight):
                     inner = {**inner, f"weight/{name}": Metric(now)}
@@ -194,7 +194,7 @@ def _check_weight(name: str, weight: Any) -> Any:
             )
         return weight
     if isinstance(weight, jax.Array) and weight.shape == ():
-        return weight.astype(jnp.float32)
+        return weight.astype(float)
     if isinstance(weight, np.ndarray) and weight.shape == ():
         weight = weight[()]
     number = isinstance(weight, int | float | np.integer | np.floating)
@@ -222,4 +222,12 @@ def _check_schedule(schedule: Any, what: str) -> float | None:
         raise TypeError(
             f"{what} is a schedule that returns shape {shape}, not a scalar."
         )
-    return returned[0] if isinstance(returned[0], int | float) else None
+    if isinstance(returned[0], int | float):
+        return returned[0]
+    first = float(schedule(jnp.int32(0)))
+    if not np.isfinite(first):
+        raise ValueError(
+            f"{what} is a schedule that is {first} at step 0. A division by the number "
+            "of steps needs one that is not 0."
+        )
+    return None

@@ -139,7 +139,7 @@ def test_evaluating_while_training_changes_nothing_and_compiles_once():
         ([print], TypeError, "is not a callback. Subclass"),
         ([Call(lambda i: {"a": "x"}, 1)], TypeError, "returned `'x'` as `a`"),
         ([Call(lambda i: 3, 1)], TypeError, "Callback `Call` returned `3`"),
-        ([Call(lambda i: {"loss": 3.0}, 1)], ValueError, "`loss`, which this step has"),
+        ([Call(lambda i: {"loss": 3.0}, 1)], ValueError, "`loss`, which every step"),
         ([Call(lambda i: i.metrics.update(a=1), 1)], AttributeError, "update"),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_a_callback_may_not_be_or_return(callbacks, error, message):
 
 def test_two_evaluations_of_one_name_and_a_wrong_signature_are_refused():
     twice = [tr.Evaluate(batches()[:1], 2), tr.Evaluate(batches()[1:], 2)]
-    with pytest.raises(ValueError, match=r"`validation/loss`, which .* name='test'"):
+    with pytest.raises(ValueError, match="different data as `validation`"):
         fit(mse, mlp(), *twice, source=batches())
 
     class Old(tr.AbstractCallback):

@@ -96,7 +96,8 @@ def _column(leaf: Any) -> Any:
         array = np.asarray(leaf)
     except ValueError:
         array = np.empty((), object)
-    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+    number = array.dtype.kind in "biufc" or jnp.issubdtype(array.dtype, np.floating)
+    if not number:
         raise _NotNumbers(str(array.dtype))
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 

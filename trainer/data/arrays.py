@@ -43,8 +43,11 @@ class Arrays(AbstractSource):
     """
 
     def __init__(self, *arrays: Any, batch_size: int, shuffle: bool = True):
-        self.arrays = host_batch(
-            tuple(np.asarray(a) if isinstance(a, list) else a for a in arrays)
+        lists = (np.asarray(a) if isinstance(a, list) else a for a in arrays)
+        # A copy, because the device may take a NumPy array's memory over as it is.
+        self.arrays = jtu.tree_map(
+            lambda a: a if isinstance(a, jax.Array) else a.copy(),
+            host_batch(tuple(lists)),
         )
         leaves = jtu.tree_leaves_with_path(self.arrays)
         if not leaves:

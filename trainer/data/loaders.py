@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any, Literal
 
 import jax.tree_util as jtu
@@ -44,8 +45,8 @@ class Loader(AbstractSource):
             iterable, called once an epoch; or an iterator, which is used up.
         ragged: What to do with a batch shorter than the first; see above. With the
             default, the first one met gives a warning that says what is done.
-        steps_per_epoch: Where an epoch ends if the batches never do. By default it ends
-            when they do.
+        steps_per_epoch: Where an epoch ends, for batches that never do. A re-iterable
+            starts anew there. By default an epoch ends when the batches do.
 
     Raises:
         TypeError: `batches` is arrays and not batches of them.
@@ -104,10 +105,7 @@ class Loader(AbstractSource):
         epoch, count = divmod(wanted.start, length) if once and length else (0, 0)
         done = wanted.start if once else 0
         while wanted.num_epochs is None or epoch < wanted.num_epochs:
-            for batch in itertools.islice(iterator, length and length - count):
-                content = fit(batch)
-                if content is None:
-                    continue
+            for content in _fitting(iterator, fit, length and length - count):
                 count += 1
                 if done >= wanted.start:
                     yield Item(content, epoch)
@@ -118,21 +116,25 @@ class Loader(AbstractSource):
                 whole = (wanted.start - done) // count
                 epoch, done = epoch + whole, done + whole * count
             count = 0
-            if not once and epoch != wanted.num_epochs:
+            if epoch != wanted.num_epochs and not (once and _only_once(iterator)):
                 iterator = self._open()
 
     def _open(self) -> Iterator[Any]:
         # Once an epoch and not more: jax-dataloader draws an order each time.
-        source = self._source
-        return iter(source if isinstance(source, Iterable) else source())
+        source: Any = self._source
+        return iter(source if _can_be_iterated(source) else source())
 
     def _check_epoch(self, epoch: int, count: int, once: bool, fit: "_Fit") -> None:
-        short = self._steps_per_epoch is not None and count < self._steps_per_epoch
-        if once and (count == 0 or short):
+        if once and count == 0:
             raise ValueError(
-                f"The iterator of batches is used up: epoch {epoch} has {count} of "
-                "them. Pass something that can be iterated again, such as a list or a "
+                f"The iterator of batches is used up: epoch {epoch} has none of them. "
+                "Pass something that can be iterated again, such as a list or a "
                 "loader, or a function that makes a new iterator: `lambda: batches()`."
+            )
+        if self._steps_per_epoch is not None and 0 < count < self._steps_per_epoch:
+            raise ValueError(
+                f"The batches end after {count} of the {self._steps_per_epoch} that "
+                "`steps_per_epoch` asks for. Leave it out for an epoch to end there."
             )
         if count == 0 and fit.layout and fit.short is not None:
             raise does_not_fit(fit.layout.like, fit.short)
@@ -144,11 +146,11 @@ class Loader(AbstractSource):
 
     def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
         """One epoch as it comes; with `pad`, short batches get the first's size."""
-        size = None
+        size = 0
         for raw in itertools.islice(self._open(), self._steps_per_epoch):
             batch = host_batch(raw)
             count = num_examples(batch)
-            size = count if size is None else size
+            size = max(count, size)
             if pad:
                 yield *pad_batch(batch, size), count
             else:
@@ -192,6 +194,14 @@ class _Fit:
         """Take a batch for the one that all others must be like."""
         self.layout = Layout(batch, 1)
         if self.wanted.mask:
+            sizes = {
+                np.shape(leaf)[0] for leaf in jtu.tree_leaves(batch) if np.ndim(leaf)
+            }
+            if len(sizes) > 1:
+                raise ValueError(
+                    f"The arrays of a batch have {sorted(sizes)} examples, and the "
+                    "loss takes a `mask` with one value an example. Give all the same."
+                )
             self.full = np.ones(num_examples(batch), np.bool_)
         return self.layout
 
@@ -232,8 +242,23 @@ def _only_shorter(like: Batch, batch: Batch) -> bool:
     )
 
 
+def _fitting(iterator: Iterator[Any], fit: _Fit, most: int | None) -> Iterator[PyTree]:
+    """Up to `most` batches that are not left out."""
+    contents = (fit(batch) for batch in iterator)
+    return itertools.islice((c for c in contents if c is not None), most)
+
+
+def _only_once(iterator: Iterator[Any]) -> bool:
+    """Whether `iter` cannot start it anew, as it can a loader that is its iterator."""
+    return not isinstance(getattr(type(iterator), "__iter__", None), FunctionType)
+
+
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _can_be_iterated(value: Any) -> bool:
+    return isinstance(value, Iterable) or hasattr(value, "__getitem__")
 
 
 def _check_batches(batches: Any) -> None:
@@ -244,7 +269,7 @@ def _check_batches(batches: Any) -> None:
             "them. Use `tr.Arrays(x, y, batch_size=...)`, or `[batch]` for one batch "
             "that every step sees."
         )
-    if not (isinstance(batches, Iterable) or callable(batches)):
+    if not (_can_be_iterated(batches) or callable(batches)):
         raise TypeError(
             f"The data is `{batches!r}`, which cannot be iterated. Use `tr.Arrays`, an "
             "iterable of batches, or a function that returns one."
