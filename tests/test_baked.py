@@ -107,6 +107,62 @@ def test_a_change_by_a_callback_raises_and_keeps_the_state():
     assert int(trainer.last_state.step) == 6
 
 
+class Config:
+    beta = 1.0
+
+    def __init__(self):
+        self.gamma = 1.0
+
+    def weight(self):
+        return self.gamma
+
+
+def changed_after(loss, change):
+    """Whether a change is noticed after the loss was compiled into a step."""
+    trainer = tr.Trainer(loss, optax.sgd(0.1))
+    result = run(trainer)
+    change()
+    with pytest.raises(tr.RecompileError, match="has changed"):
+        run(trainer, result.state, 6)
+
+
+def test_arrays_classes_methods_and_jitted_helpers_are_read_too(monkeypatch):
+    config, box = Config(), {"beta": jnp.float32(1.0)}
+
+    @jax.jit
+    def jitted(value):
+        return value * box["beta"]
+
+    changed_after(
+        lambda model, batch: jnp.sum(model) * Config.beta,
+        lambda: monkeypatch.setattr(Config, "beta", 2.0),
+    )
+    changed_after(
+        lambda model, batch: jnp.sum(model) * config.weight(),
+        lambda: monkeypatch.setattr(config, "gamma", 2.0),
+    )
+    changed_after(
+        lambda model, batch: jitted(jnp.sum(model)),
+        lambda: box.update(beta=jnp.float32(2.0)),
+    )
+
+
+def test_a_record_that_only_grows_is_free():
+    seen, table = [], {}
+
+    class Record(tr.AbstractCallback):
+        def __call__(self, info):
+            seen.append(info.step)
+            table[info.step] = 0.0
+
+    def loss(model, batch):
+        return jnp.sum(model) * (1.0 + 0 * len(seen) + 0 * len(table))
+
+    trainer = tr.Trainer(loss, optax.sgd(0.1))
+    result = run(trainer, callbacks=[Record(1)])
+    assert run(trainer, result.state, 6).compiles == 1
+
+
 class Scaled(tr.AbstractLoss):
     cfg: dict
 

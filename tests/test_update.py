@@ -235,9 +235,7 @@ def test_an_update_with_state_returns_it_last():
     result = own(update).fit(stateful, None, num_steps=3, progress=False)
     assert result.history["seen"].tolist() == [1, 2, 4]
     assert result.model_state.get(result.model.index) == 8
-    with pytest.raises(
-        TypeError, match="an update asks for `state`, but the model"
-    ):
+    with pytest.raises(TypeError, match="an update asks for `state`, but the model"):
         own(update).fit(jnp.zeros(2), None, num_steps=1, progress=False)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
-from trainer._plain import equal, frozen, LIBRARIES
+from trainer._plain import frozen, is_of_library, SIMPLE, unchanged
 from trainer._tree import describe, path_name
 from trainer._types import RecompileError
 
@@ -38,14 +39,14 @@ class Baked:
     def traced(self) -> None:
         """Say that the step was traced just now."""
         now = dict(_read(self._program))
-        kept = {k for k, v in self._values.items() if k in now and equal(v, now[k])}
+        kept = {k for k, v in self._values.items() if k in now and unchanged(v, now[k])}
         self._values = {k: now[k] for k in kept}
 
     def changed(self) -> str | None:
         """What is no longer as the step has read it, in words, or None."""
         now = dict(_read(self._program))
         for key, was in self._values.items():
-            if key in now and not equal(was, now[key]):
+            if key in now and not unchanged(was, now[key]):
                 texts = [f"`{describe(value)}`" for value in (was, now[key])]
                 how = f" from {texts[0]} to {texts[1]}" if len({*texts}) == 2 else ""
                 return f"{key[0]} has changed{how}"
@@ -65,19 +66,29 @@ class Baked:
 def _read(program: PyTree) -> Iterator[tuple[tuple[str, str], Any]]:
     """Name, reader and a copy of all that the program's own functions read."""
     waiting: list[Any] = []
-    for path, leaf in jtu.tree_leaves_with_path(program):
-        if callable(leaf):
-            waiting.append(leaf)
-        elif not isinstance(leaf, jax.Array):
-            yield (f"`{path_name('loss', path)}`", ""), frozen(leaf, None)
-    if isinstance(program, eqx.Module):
-        waiting.append(types.MethodType(_call_of(program), program))
+    for path, node in _nodes((), program):
+        if callable(node):
+            waiting.append(node)
+        elif not isinstance(node, jax.Array | eqx.Module):
+            yield (f"`{path_name('loss', path)}`", ""), frozen(node, None)
     seen: set[int] = set()
     while waiting:
         function, owner, held = _taken_apart(waiting.pop())
         if _is_own(function) and id(function) not in seen:
             seen.add(id(function))
             yield from _read_by(function, owner, held, waiting)
+
+
+def _nodes(path: tuple[Any, ...], tree: PyTree) -> Iterator[tuple[Any, Any]]:
+    """The leaves of a program, and the modules in it, which can be called as well."""
+    stop = lambda node: isinstance(node, eqx.Module) and node is not tree
+    if isinstance(tree, eqx.Module):
+        yield path, tree
+    for below, node in jtu.tree_leaves_with_path(tree, is_leaf=stop):
+        if stop(node):
+            yield from _nodes((*path, *below), node)
+        else:
+            yield (*path, *below), node
 
 
 def _read_by(
@@ -91,10 +102,27 @@ def _read_by(
     calls_host = bool(words & _HOST_CALLBACKS)
     codes = codes[:1] if calls_host else codes
     for name, value in [*held, *_variables(function, codes, owner, words)]:
-        if isinstance(value, types.FunctionType | types.MethodType):
-            waiting += [] if calls_host else [value]
-        elif not isinstance(value, types.ModuleType | type):
-            yield (name, function.__qualname__), frozen(value, words)
+        if calls_host and not isinstance(value, SIMPLE | jax.Array | np.ndarray):
+            continue
+        if isinstance(value, types.ModuleType | type):
+            named = {} if is_of_library(value) else vars(value)
+            simple = {n: v for n, v in named.items() if isinstance(v, SIMPLE)}
+            value = {n: v for n, v in simple.items() if n in words}
+        elif callable(value) and hasattr(inspect.unwrap(value), "__code__"):
+            waiting.append(value)
+            continue
+        waiting += _methods(value, words)
+        yield (name, function.__qualname__), frozen(value, words)
+
+
+def _methods(owner: Any, words: set[str]) -> list[types.MethodType]:
+    """Methods and properties that a function may call on what it reads."""
+    if is_of_library(type(owner)):
+        return []
+    found = (inspect.getattr_static(type(owner), name, None) for name in words)
+    functions = (f.fget if isinstance(f, property) else f for f in found)
+    own = [f for f in functions if isinstance(f, types.FunctionType)]
+    return [types.MethodType(f, owner) for f in own]
 
 
 def _call_of(value: Any) -> Any:
@@ -122,8 +150,7 @@ def _taken_apart(function: Any) -> tuple[Any, Any, list[tuple[str, Any]]]:
 
 def _is_own(function: Any) -> bool:
     """Whether it is a Python function that no library brought."""
-    python = isinstance(function, types.FunctionType)
-    return python and (function.__module__ or "").split(".")[0] not in LIBRARIES
+    return isinstance(function, types.FunctionType) and not is_of_library(function)
 
 
 def _variables(
@@ -138,12 +165,11 @@ def _variables(
     yield from ((f"Global `{n}` {where}", function.__globals__[n]) for n in found)
     if owner is None or isinstance(owner, types.ModuleType | type):
         return
+    yield from ((m.__name__, m) for m in _methods(owner, words))
     for name in words & {*dir(owner)}:
         in_class = inspect.getattr_static(type(owner), name, None)
         value = getattr(owner, "__dict__", {}).get(name, in_class)
-        if isinstance(value, types.FunctionType):
-            yield name, types.MethodType(value, owner)
-        elif not (hasattr(type(value), "__get__") or name.startswith("__")):
+        if not (hasattr(type(value), "__get__") or name.startswith("__")):
             yield f"Attribute `{name}` of `{type(owner).__name__}`", value
 
 

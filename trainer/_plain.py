@@ -1,5 +1,7 @@
 """Plain Python values: copied so that later changes do not reach the copy, compared."""
 
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,19 @@ import numpy as np
 from trainer._tree import describe
 
 
-LIBRARIES = ("jax", "equinox", "optax", "numpy", "jaxtyping", "trainer")
-_DEEPEST = 4
-_LONGEST = 1000
-_LARGEST = 2**20
+SIMPLE = bool | int | float | complex | str | bytes | None
+_LIBRARIES = frozenset(
+    ("jax", "jaxlib", "equinox", "optax", "numpy", "jaxtyping", "trainer")
+) | frozenset(sys.stdlib_module_names)
+_DEEPEST = 3
+_LONGEST = 100
+_LARGEST = 2**16
+
+
+def is_of_library(value: Any) -> bool:
+    """Whether a function, class or module belongs to Python or to what we build on."""
+    module = getattr(value, "__module__", None) or getattr(value, "__name__", "")
+    return str(module).split(".")[0] in _LIBRARIES - {"__main__"}
 
 
 class _Same:
@@ -34,7 +45,7 @@ def frozen(value: Any, words: set[str] | None, depth: int = _DEEPEST) -> Any:
     Of an object, and of a dict with names for keys, only what the function names in its
     code is taken (`words`, if given): it is free to hold other things that change.
     """
-    if isinstance(value, bool | int | float | complex | str | bytes | None):
+    if isinstance(value, SIMPLE):
         return value
     if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST:
         return value.copy()
@@ -54,18 +65,25 @@ def frozen(value: Any, words: set[str] | None, depth: int = _DEEPEST) -> Any:
 
 def _is_plain(value: Any) -> bool:
     """Whether it is an object that holds settings, and not one that does something."""
-    library = type(value).__module__.split(".")[0] in LIBRARIES
-    return hasattr(value, "__dict__") and not (library or callable(value))
+    settings = hasattr(value, "__dict__") and not callable(value)
+    namespace = isinstance(value, types.SimpleNamespace)
+    return settings and (namespace or not is_of_library(type(value)))
 
 
-def equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
-        return arrays and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if type(a) is not type(b):
+def unchanged(was: Any, now: Any) -> bool:
+    """Whether what was read is still so. A list or dict may have grown since.
+
+    A list that only grows is a record of the run, and seldom a setting of it.
+    """
+    if isinstance(was, np.ndarray) or isinstance(now, np.ndarray):
+        arrays = isinstance(was, np.ndarray) and isinstance(now, np.ndarray)
+        return arrays and was.dtype == now.dtype and was.tobytes() == now.tobytes()
+    if type(was) is not type(now):
         return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return a is b or a == b or (a != a and b != b)
+    if isinstance(was, dict):
+        return all(k in now and unchanged(v, now[k]) for k, v in was.items())
+    if isinstance(was, list):
+        return len(was) <= len(now) and all(map(unchanged, was, now))
+    if isinstance(was, set):
+        return was <= now
+    return was is now or was == now or (was != was and now != now)
