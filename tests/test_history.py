@@ -1,8 +1,10 @@
 """History: values with their steps, on the host."""
 
 import gc
+import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -57,3 +59,25 @@ def test_a_long_run_keeps_no_device_arrays_and_numbers_on_the_host():
     assert type(result.history["loss"]) is np.ndarray
     assert result.history["loss"].shape == (3000,)
     assert result.history["loss"].dtype == np.float32
+
+
+def test_a_trainer_leaves_nothing_behind():
+    def make():
+        table = jnp.ones(5000)
+
+        class Own(tr.Trainer):
+            def loss(self, model, batch):
+                return mse(model, batch) + 0 * jnp.sum(table)
+
+        trainer = Own(optimizer=optax.sgd(0.01))
+        result = trainer.fit(mlp(), batches(), num_steps=2, progress=False)
+        trainer.evaluate(result.state, batches())
+        return weakref.ref(trainer)
+
+    make()
+    gc.collect()
+    before = len(jax.live_arrays())
+    trainers = [make() for _ in range(3)]
+    gc.collect()
+    assert [trainer() for trainer in trainers] == [None] * 3
+    assert len(jax.live_arrays()) == before

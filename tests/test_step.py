@@ -1,6 +1,8 @@
 """The compiled step: equal for every K, equal to a loop by hand, compiled once."""
 
 import itertools
+import subprocess
+import sys
 
 import equinox as eqx
 import jax
@@ -12,6 +14,7 @@ import pytest
 from helpers import batches, data, equal, mae, mlp, mse, net, net_mae, net_mse
 
 import trainer as tr
+from trainer._step import _forget
 
 
 class Note(tr.AbstractCallback):
@@ -287,9 +290,6 @@ def test_large_arrays_in_a_closure_are_arguments_of_the_step():
 
 
 def test_a_state_on_a_mesh_compiles_once():
-    import subprocess
-    import sys
-
     code = """
 import os
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
@@ -306,3 +306,19 @@ print(again.compiles, *again.model.sharding.spec, *again.state.step.sharding.spe
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.split() == ["1", "d"], run.stderr
+
+
+def test_what_equinox_caches_of_the_step_is_dropped():
+    cleared = []
+
+    class Cached:
+        def clear_cache(self):
+            cleared.append(True)
+
+    class Jitted:
+        _cached = Cached()
+
+    _forget(Jitted())
+    _forget(object())
+    assert cleared == [True]
+    assert hasattr(eqx.filter_jit(lambda x: x), "_cached")

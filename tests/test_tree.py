@@ -1,5 +1,7 @@
 """PyTrees of arrays: canonical leaves, differences, tracing once."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -153,9 +155,9 @@ NAN = float("nan")
         ([1.0], [jnp.ones(())], "`batch[0]` was 1.0 and is now float32[]"),
         (make(), make(act=jax.nn.gelu), "`batch.act` was "),
         (make(), make(w=[1.0]), "`batch.w` was float32[2] and is now float32[1]"),
-        (make(), make(name="other"), "`batch` has another structure, with the same"),
-        ((1,), [1], "`batch` has another structure, with the same leaves"),
-        ((), None, "`batch` has another structure, with the same leaves"),
+        (make(), make(name="other"), "`batch.name` was 'm' and is now 'other'"),
+        ((1,), [1], "`batch` was of class `tuple` and is now of class `list`"),
+        ((), None, "`batch` was of class `tuple` and is now of class `NoneType`"),
     ],
 )
 def test_the_first_difference_is_named(old, new, text):
@@ -215,3 +217,33 @@ def test_trace_once_may_close_over_what_is_being_traced():
     scales = jnp.array([1.0, 2.0])
     batched = jax.vmap(run, (0, None))(scales, x)
     np.testing.assert_allclose(batched, 2 * scales * 14)
+
+
+def test_a_static_field_that_differs_is_named():
+    class Inner(eqx.Module):
+        w: jax.Array
+        act: Callable = eqx.field(static=True)
+
+    class Outer(eqx.Module):
+        parts: list
+
+    tanh, other = lambda x: x, lambda x: 2 * x
+    old = {"m": Outer([Inner(jnp.ones(2), tanh)])}
+    new = {"m": Outer([Inner(jnp.ones(2), other)])}
+    found = first_difference("", old, new)
+    assert found is not None
+    assert found.startswith("`['m'].parts[0].act` was <function")
+    assert first_difference("", old, old) is None
+
+
+def test_a_class_that_was_defined_anew_is_named():
+    def make():
+        class Same(eqx.Module):
+            w: jax.Array
+
+        return Same(jnp.ones(2))
+
+    found = first_difference("model", [make()], [make()])
+    assert found is not None
+    text = "`model[0]` was of class `Same` and is now of class `Same`, another one"
+    assert found == text

@@ -208,9 +208,9 @@ class CompiledStep:
 def _forget(jitted: Any) -> None:
     """Drop what Equinox keeps of a function that is compiled ahead of time.
 
-    Its cache would keep the function, and the arrays it closes over, for as long as the
-    process runs, and one more for every Trainer. There is no public way to it. Without
-    it nothing but memory is lost.
+    Its cache would keep the executable for as long as the process runs, and one more
+    for every Trainer. There is no public way to it. Without it nothing but memory is
+    lost.
     """
     clear = getattr(getattr(jitted, "_cached", None), "clear_cache", None)
     if clear is not None:

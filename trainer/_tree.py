@@ -1,5 +1,6 @@
 """PyTrees of arrays: names for paths, canonical leaves, comparison, tracing once."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -107,11 +108,46 @@ def first_difference(root: str, old: PyTree, new: PyTree) -> str | None:
             return f"`{name}` was {describe(was)} and is now gone"
         now = new_leaves.pop(path)
         if not _same(was, now):
-            return f"`{name}` was {describe(was)} and is now {describe(now)}"
+            return _was_is(name, was, now)
     for path, now in new_leaves.items():
         return f"`{path_name(root, path)}` is new: {describe(now)}"
     if jtu.tree_structure(old) != jtu.tree_structure(new):
-        return f"`{root or 'state'}` has another structure, with the same leaves"
+        whole = f"`{root or 'state'}` has another structure, with the same leaves"
+        return _structure_difference(root, old, new) or whole
+    return None
+
+
+def _was_is(name: str, was: Any, now: Any) -> str:
+    texts = [
+        f"of class `{x.__name__}`" if isinstance(x, type) else describe(x)
+        for x in (was, now)
+    ]
+    other = ", another one" if texts[0] == texts[1] else ""
+    return f"`{name.lstrip('.')}` was {texts[0]} and is now {texts[1]}{other}"
+
+
+def _structure_difference(name: str, old: Any, new: Any) -> str | None:
+    """Name the static field, or the node of another class, where two trees differ."""
+    if type(old) is not type(new):
+        return _was_is(name, type(old), type(new))
+    if isinstance(old, eqx.Module):
+        for field in dataclasses.fields(old):
+            was, now = getattr(old, field.name, None), getattr(new, field.name, None)
+            below = f"{name}.{field.name}"
+            if field.metadata.get("static", False):
+                found = None if _same(was, now) else _was_is(below, was, now)
+            else:
+                found = _structure_difference(below, was, now)
+            if found:
+                return found
+    elif isinstance(old, list | tuple):
+        pairs = enumerate(zip(old, new, strict=False))
+        found = (_structure_difference(f"{name}[{i}]", *pair) for i, pair in pairs)
+        return next(filter(None, found), None)
+    elif isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in old if key in new]
+        found = (_structure_difference(f"{name}[{k!r}]", old[k], new[k]) for k in keys)
+        return next(filter(None, found), None)
     return None
 
 
