@@ -24,10 +24,15 @@ def modules():
         yield import_module(found.name)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+OTHERS = [
+    p for d in ("tests", "examples", "benchmarks") for p in (ROOT / d).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("path", [*FILES, *OTHERS], ids=lambda p: p.name)
 def test_files_and_functions_are_short(path):
     text = path.read_text()
-    assert len(text.splitlines()) < 300
+    assert len(text.splitlines()) <= 300
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.end_lineno:
             body = [n for n in node.body if not _is_docstring(n)]

@@ -7,78 +7,12 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import optax
 import pytest
 from helpers import batches, data, equal, masked_mse, mlp, mse
-from hypothesis import given, strategies as st
 
 import trainer as tr
-from trainer.data import Wanted
-
-
-def wanted(start=0, num_epochs=None, seed=0, mask=False):
-    return Wanted(start, num_epochs, jr.key(seed), mask, mask, None)
-
-
-def rows(source, n, **kwargs):
-    items = itertools.islice(source.items(wanted(**kwargs)), n)
-    return [(item.content[0].tolist(), item.epoch) for item in items]
-
-
-@given(
-    n=st.integers(1, 13),
-    size=st.integers(1, 13),
-    steps=st.integers(1, 30),
-    start=st.integers(0, 30),
-    shuffle=st.booleans(),
-)
-def test_arrays_are_one_stream_of_epochs_cut_into_full_batches(
-    n, size, steps, start, shuffle
-):
-    size = min(n, size)
-    source = tr.Arrays(np.arange(n), batch_size=size, shuffle=shuffle)
-    found = rows(source, start + steps)
-    assert rows(source, steps, start=start) == found[start:]
-    stream = [row for batch, _ in found for row in batch]
-    for epoch in range(len(stream) // n):
-        part = stream[epoch * n : (epoch + 1) * n]
-        assert sorted(part) == list(range(n))
-        assert shuffle or part == list(range(n))
-    assert all(len(batch) == size for batch, _ in found)
-    assert [e for _, e in found] == [s * size // n for s in range(start + steps)]
-
-
-def test_arrays_shuffle_anew_each_epoch_and_by_the_key():
-    source = tr.Arrays(np.arange(12), batch_size=4)
-    first, again, other = (rows(source, 9, seed=seed) for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
-    orders = [str(first[e * 3 : e * 3 + 3]) for e in range(3)]
-    assert len({o.split("]")[0] for o in orders}) == 3
-
-
-@pytest.mark.parametrize(("n", "size", "epochs"), [(10, 4, 1), (10, 4, 2), (12, 4, 3)])
-def test_arrays_num_epochs_sees_every_example_that_often(n, size, epochs):
-    source = tr.Arrays(np.arange(n), batch_size=size)
-    found = rows(source, 99, num_epochs=epochs)
-    assert len(found) == -(-n * epochs // size) == source.num_steps(epochs)
-
-
-def test_arrays_gather_what_the_host_would():
-    x, y = data(20)
-    source = tr.Arrays({"x": x, "y": y}, batch_size=8)
-
-    def loss(model, batch):
-        return mse(model, (batch["x"], batch["y"]))
-
-    order = [b for b, _ in rows(source, 11)]
-    feed = [(x[r], y[r]) for r in order]
-    sgd = optax.sgd(0.1)
-    a = tr.Trainer(loss, sgd).fit(mlp(), source, num_steps=11, progress=False)
-    b = tr.Trainer(mse, sgd).fit(mlp(), feed, num_steps=11, progress=False)
-    np.testing.assert_allclose(a.history["loss"], b.history["loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -306,3 +240,55 @@ def test_an_endless_iterator_is_continued_at_its_place_in_the_epoch():
         state = result.state
         seen += result.history["epoch"].tolist()
     assert seen == [step // 4 for step in range(13)]
+
+
+def test_a_loader_that_is_its_own_iterator_starts_anew_each_epoch():
+    class Old:
+        def __iter__(self):
+            self.place = 0
+            return self
+
+        def __next__(self):
+            if self.place == 4:
+                raise StopIteration
+            self.place += 1
+            return batches()[self.place - 1]
+
+    assert equal(train(mse, Old()).state, train(mse, batches()).state)
+
+
+def test_a_dropped_batch_does_not_end_an_epoch_of_given_length():
+    x, y = data(10)
+    ragged = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+    feed = tr.Loader(itertools.cycle(ragged), ragged="drop", steps_per_epoch=3)
+    result = train(mse, feed, num_epochs=2)
+    assert int(result.state.step) == 6
+    assert equal(result.model, train(mse, ragged[:2], num_steps=6).model)
+
+
+@pytest.mark.parametrize(
+    ("loss", "feed", "error", "message"),
+    [
+        (
+            mse,
+            tr.Loader(batches(), steps_per_epoch=5),
+            ValueError,
+            "end after 4 of the 5",
+        ),
+        (
+            masked_mse,
+            [{"x": np.ones((4, 10)), "scale": np.ones(1)}],
+            ValueError,
+            r"have \[1, 4\] examples, and the loss takes a `mask`",
+        ),
+        (
+            mse,
+            [(np.ones((4, 10)), np.ones(4, "timedelta64[s]"))],
+            TypeError,
+            r"`batch\[1\]` has dtype `timedelta64\[s\]`",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_used_say_why(loss, feed, error, message):
+    with pytest.raises(error, match=message):
+        train(loss, feed)

@@ -102,3 +102,19 @@ def test_evaluation_that_cannot_be_is_refused():
 
     with pytest.raises(TypeError, match="has no loss of its own"):
         Own().evaluate(mlp(), batches())
+
+
+def test_a_first_batch_that_is_the_shortest_counts_by_its_examples():
+    x, y = data(10)
+    ragged = [(x[a:b], y[a:b]) for a, b in ((0, 2), (2, 6), (6, 10))]
+    expected = float(mse(mlp(), (x, y)))
+    for loss in (mse, masked_mse):
+        found = trainer(loss).evaluate(mlp(), ragged)
+        assert found["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_schedule_in_which_some_losses_take_a_mask():
+    mixed = tr.alternate(masked_mse, mae)
+    found = trainer(mixed).evaluate(mlp(), batches(7))
+    expected = float(mse(mlp(), data()))
+    assert found["loss"] == pytest.approx(expected, rel=1e-6)

@@ -1,7 +1,6 @@
 """Switch and its short forms."""
 
 from collections import Counter
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -268,55 +267,3 @@ def test_names():
     assert named.names == ("z", "a")
     assert list(named.parts()) == ["z", "a"]
     assert sweep(named, [0, 1], model=3.0)[0] == [3, 9]
-
-
-THREE: Any = 3
-DAY: Any = "day"
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (
-            lambda: tr.Switch(THREE, [near]),
-            TypeError,
-            "`3` is not a selector. Use `tr.E",
-        ),
-        (lambda: tr.switch_every(2), ValueError, "`Switch` was given no losses"),
-        (lambda: tr.switch_every(2, near, 4.0), TypeError, "`4.0` is not a loss"),
-        (lambda: tr.switch_every(2, near, by=DAY), ValueError, "`by` is `'day'`"),
-        (
-            lambda: tr.Switch(tr.Every(1), {"a/b": near}),
-            ValueError,
-            "named `a/b`. The h",
-        ),
-        (lambda: tr.switch_every(0, near), ValueError, "`every` of `Every` is `0`"),
-        (lambda: tr.alternate(near, counts=(1, 2)), ValueError, "drives 1 branches"),
-        (lambda: tr.piecewise([near], [3]), ValueError, "makes 2 phases, but drives 1"),
-    ],
-)
-def test_what_is_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make()
-
-
-def test_a_selector_out_of_range_records_the_branch_that_ran():
-    class Wild(tr.AbstractSelector):
-        def __call__(self, step, num):
-            return step * 3 - 1, step
-
-    a = lambda model, batch: jnp.sum(model)
-    trainer = tr.Trainer(tr.Switch(Wild(), {"a": a, "b": a}), optax.sgd(0.1))
-    result = trainer.fit(jnp.ones(2), None, num_steps=3, progress=False)
-    assert result.history["branch"].tolist() == [0, 1, 1]
-
-
-def test_a_selector_that_returns_no_pair_is_refused():
-    class Index(tr.AbstractSelector):
-        def __call__(self, step, num):
-            return step % num
-
-    a = lambda model, batch: jnp.sum(model)
-    trainer = tr.Trainer(tr.Switch(Index(), [a, a]), optax.sgd(0.1))
-    with pytest.raises(TypeError, match="returns the branch's index and how many"):
-        trainer.fit(jnp.ones(2), None, num_steps=3, progress=False)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import batches, equal, mae, masked_mse, mlp, mse, net, net_mse
+from helpers import batches, data, equal, mae, masked_mse, mlp, mse, net, net_mse
 
 import trainer as tr
 from trainer.callbacks import Progress
@@ -212,3 +212,41 @@ def test_padding_in_validation_gives_the_mean_over_examples():
         found[size] = trainer.evaluate(mlp(), batches(size))["loss"]
     expected = float(mse(mlp(), batches(64)[0]))
     np.testing.assert_allclose(list(found.values()), expected, rtol=1e-6)
+
+
+def test_a_callback_runs_once_a_step_also_where_an_epoch_ends():
+    for source in (batches(32), tr.Arrays(*data(), batch_size=32)):
+        seen = []
+        note = Call(lambda info, seen=seen: seen.append(info.step), 2)
+        tr.Trainer(mse, SGD).fit(
+            mlp(), source, num_epochs=2, callbacks=[note], progress=False
+        )
+        assert seen == [2, 4]
+
+
+def test_a_stop_without_a_reason_stops():
+    stop = Call(lambda info: tr.Stop(""), 2)
+    _, result = fit(half, jnp.float32(1), stop, num_steps=4)
+    assert int(result.state.step) == 2
+    assert result.stop_reason == ""
+
+
+def test_a_step_info_that_was_kept_does_not_show_another_step():
+    kept = []
+    fit(half, jnp.float32(1), Call(kept.append, 1), num_steps=3)
+    with pytest.raises(RuntimeError, match="A StepInfo of step 1 is asked"):
+        _ = kept[0].model
+    assert kept[0].metrics["loss"] == 0.5
+
+
+def test_a_period_may_be_an_attribute_of_the_class():
+    seen = []
+
+    class Often(tr.AbstractCallback):
+        every = 2
+
+        def __call__(self, info):
+            seen.append(info.step)
+
+    fit(half, jnp.float32(1), Often(), num_steps=5)
+    assert seen == [2, 4]
