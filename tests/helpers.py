@@ -91,3 +91,19 @@ def net_mae(model, batch, *, state, key):
     x, y = batch
     prediction, state = predict(model, x, state, key)
     return jnp.mean(jnp.abs(prediction - y)), {"top": prediction.max()}, state
+
+
+class Counting(eqx.Module):
+    """Keeps a number in its state; each reading doubles it."""
+
+    w: jax.Array
+    index: eqx.nn.StateIndex
+
+    def __init__(self):
+        self.w = jnp.float32(2.0)
+        self.index = eqx.nn.StateIndex(jnp.float32(1.0))
+
+
+def doubles(model, batch, *, state):
+    seen = state.get(model.index)
+    return model.w * seen, {"seen": seen}, state.set(model.index, 2 * seen)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import Counting, doubles
 
 import trainer as tr
 from trainer._composed import evaluate_loss
@@ -202,20 +203,6 @@ def test_each_loss_is_traced_once_in_a_whole_run():
     trainer.fit(result.state, None, num_steps=12, progress=False)
     assert sorted(traced) == ["a", "b", "c"]
     assert result.compiles == 1
-
-
-class Counting(eqx.Module):
-    w: jax.Array
-    index: eqx.nn.StateIndex
-
-    def __init__(self):
-        self.w = jnp.float32(2.0)
-        self.index = eqx.nn.StateIndex(jnp.float32(1.0))
-
-
-def doubles(model, batch, *, state):
-    seen = state.get(model.index)
-    return model.w * seen, {"seen": seen}, state.set(model.index, 2 * seen)
 
 
 def plain(model, batch):

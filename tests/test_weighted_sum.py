@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import Counting, doubles
 from hypothesis import given, settings, strategies as st
 
 import trainer as tr
@@ -191,20 +192,6 @@ def test_metrics_of_a_called_sum_can_be_passed_on():
         return schedule(model, batch, step=step)
 
     assert train(wrapped, 2).history["weight/a"].tolist() == [1.0, 2.0]
-
-
-class Counting(eqx.Module):
-    w: jax.Array
-    index: eqx.nn.StateIndex
-
-    def __init__(self):
-        self.w = jnp.float32(2.0)
-        self.index = eqx.nn.StateIndex(jnp.float32(1.0))
-
-
-def doubles(model, batch, *, state):
-    seen = state.get(model.index)
-    return model.w * seen, {"seen": seen}, state.set(model.index, 2 * seen)
 
 
 def adds(model, batch, *, state):

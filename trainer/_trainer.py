@@ -60,7 +60,7 @@ class Trainer(Frozen):
         ValueError: `steps_per_call` is below 1.
 
     Example:
-        >>> import equinox as eqx, jax, optax
+        >>> import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr, optax
         >>> def mse(model, batch):
         ...     x, y = batch
         ...     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
@@ -141,7 +141,7 @@ class Trainer(Frozen):
             key: The run's random key, typed or not. `jax.random.key(0)` if not given.
 
         Returns:
-            A TrainState of new, strongly typed arrays: the caller's model stays usable,
+            A TrainState of new, strongly typed arrays. The caller's model stays usable,
             and arrays that were one are separate.
 
         Raises:

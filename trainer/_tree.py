@@ -82,16 +82,17 @@ def canonical(
     leaves, treedef = jtu.tree_flatten(arrays)
     home = home or _home(leaves)
 
-    def one(leaf: Any) -> jax.Array:
+    def one(leaf: Any) -> Any:
         if getattr(leaf, "weak_type", False):
             leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
         if copy:
             # Before it is placed: placing may hand the same memory on, NumPy's too.
             leaf = jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
-        sharding = leaf.sharding if _is_on_mesh(leaf) else home
-        return jax.device_put(leaf, sharding)
+        return leaf
 
-    return eqx.combine(jtu.tree_unflatten(treedef, [one(x) for x in leaves]), static)
+    shardings = [leaf.sharding if _is_on_mesh(leaf) else home for leaf in leaves]
+    placed = jax.device_put([one(leaf) for leaf in leaves], shardings)
+    return eqx.combine(jtu.tree_unflatten(treedef, placed), static)
 
 
 def first_difference(root: str, old: PyTree, new: PyTree) -> str | None:
