@@ -30,6 +30,8 @@ def far(model, batch):
             "`3` is not a selector. Use `tr.E",
         ),
         (lambda: tr.switch_every(2), ValueError, "`Switch` was given no losses"),
+        (lambda: tr.switch_every(near, far), TypeError, "in the place of a period"),
+        (lambda: tr.switch_every(2, [near, far]), TypeError, "Give several one by one"),
         (lambda: tr.switch_every(2, near, 4.0), TypeError, "`4.0` is not a loss"),
         (lambda: tr.switch_every(2, near, by=DAY), ValueError, "`by` is `'day'`"),
         (

@@ -71,6 +71,11 @@ def check_loss(loss: Any) -> None:
             f"`{loss.__name__}` is a class, and a loss is an instance of one. "
             f"Write `{loss.__name__}(...)`."
         )
+    if isinstance(loss, list | tuple):
+        raise TypeError(
+            f"`{describe(loss)}` is not a loss. Give several one by one, as in "
+            "`tr.alternate(a, b)`, or make a `tr.WeightedSum` of them."
+        )
     if not callable(loss):
         raise TypeError(
             f"`{describe(loss)}` is not a loss. A loss is a function of "

@@ -87,7 +87,7 @@ class CompiledStep:
         large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
         self._constants = self._placed([closed.consts[i] for i in large])
         self._program = jtu.tree_leaves(program)
-        function = self._function(closed, large, jtu.tree_structure(found))
+        function = self._function(_hoisted(closed, large), jtu.tree_structure(found))
         jitted: Any = eqx.filter_jit(function, donate="all-except-first")
         chunk = Chunk(self.layout)
         chunk.add(content)
@@ -99,22 +99,18 @@ class CompiledStep:
         _forget(jitted)
         self.seconds = time.perf_counter() - began
 
-    def _function(self, closed: Any, large: list[int], out_treedef: Any) -> Any:
+    def _function(self, program_of_one: Any, out_treedef: Any) -> Any:
         """Write the function that is compiled: up to `steps_per_call` steps."""
         buffer, most = self._buffer, self.steps_per_call
         shardings = [leaf.sharding for leaf in jtu.tree_leaves(self._arrays)]
-        small = [None if i in large else c for i, c in enumerate(closed.consts)]
-        jaxpr = closed.jaxpr
+        run_one = jax.extend.core.jaxpr_as_fun(program_of_one)
 
         def one(kept: Any, content: PyTree, k: Any, carry: Any) -> Any:
             constants, program, resident, _, control = kept
             leaves, buffers = carry
             row, epoch = control[1] + k, control[2 + k]
-            given = iter(constants)
-            consts = [next(given) if c is None else c for c in small]
-            closed = jax.extend.core.ClosedJaxpr(jaxpr, consts)
             flat = (*leaves, *program, *resident, *jtu.tree_leaves(content), epoch)
-            found = jax.extend.core.jaxpr_as_fun(closed)(*flat)
+            found = run_one(*constants, *flat)
             state, metrics = jtu.tree_unflatten(out_treedef, found)
             buffers = buffer.write(buffers, row, _complete(metrics))
             return [*map(_pin, jtu.tree_leaves(state), shardings)], buffers
@@ -203,6 +199,25 @@ class CompiledStep:
         content = chunk.content()
         kept = (self._constants, self._program, resident, content, control)
         return self._compiled(kept, (leaves, buffers))
+
+
+def _hoisted(closed: Any, large: list[int]) -> Any:
+    """The same jaxpr with some of its constants as its first arguments.
+
+    It is made anew, because a jaxpr keeps its constants alive for as long as it lives.
+    """
+    small = [None if i in large else c for i, c in enumerate(closed.consts)]
+    jaxpr = closed.jaxpr
+
+    def run(*flat: Any) -> Any:
+        given = iter(flat[: len(large)])
+        consts = [next(given) if c is None else c for c in small]
+        whole = jax.extend.core.ClosedJaxpr(jaxpr, consts)
+        return jax.extend.core.jaxpr_as_fun(whole)(*flat[len(large) :])
+
+    arguments = [*(closed.consts[i] for i in large), *closed.in_avals]
+    structs = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in arguments]
+    return jax.make_jaxpr(run)(*structs)
 
 
 def _forget(jitted: Any) -> None:

@@ -13,7 +13,7 @@ from trainer._composed import (
     named_losses,
     Unit,
 )
-from trainer._losses import Given, Output
+from trainer._losses import Given, name_of, Output
 from trainer._metrics import Metric, switch
 from trainer._selectors import AbstractSelector, At, Cycle, Every
 from trainer._tree import describe
@@ -133,6 +133,11 @@ def switch_every(every: int, *losses: Any, by: Unit = "step") -> Switch:
         >>> [int(loss(jnp.float32(1.0), None, step=s)[0]) for s in (0, 99, 100, 200)]
         [1, 1, -1, 1]
     """
+    if callable(every):
+        raise TypeError(
+            f"`switch_every` was given `{name_of(every)}` in the place of a period. "
+            "Write `switch_every(100, loss_a, loss_b)`."
+        )
     return Switch(Every(every), losses, by=by)
 
 
