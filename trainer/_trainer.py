@@ -191,7 +191,7 @@ class Trainer(Frozen):
             RecompileError: The state or a batch would compile the step again.
             ValueError: The data ends before `num_steps`, or an epoch has no batches.
 
-        After any error, `last_state` is the state at the last completed call.
+        After any error, `last_state` and `last_history` say how far it came.
         """
         num_steps, num_epochs = check_ends(num_steps, num_epochs)
         check_callbacks(callbacks)
