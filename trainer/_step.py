@@ -193,7 +193,7 @@ class CompiledStep:
 
         Does not wait for the device.
         """
-        # Number of steps, first row, and the epoch of each step: one array to hand over.
+        # Number of steps, first row, epoch of each step: one array to hand over.
         control = np.zeros(2 + self.steps_per_call, np.int32)
         control[:2] = len(epochs), row
         control[2 : 2 + len(epochs)] = epochs
