@@ -222,7 +222,7 @@ def generate():
 
 def test_case_30_a_used_up_generator_is_an_error_in_the_second_epoch():
     trainer = tr.Trainer(mse, optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"used up: epoch 1 .*function"):
+    with pytest.raises(ValueError, match=r"used up: 3 steps .* epoch 1 .*function"):
         trainer.fit(linear(), generate(), num_epochs=3, progress=False)
     state = trainer.last_state
     assert state is not None

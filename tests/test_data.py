@@ -112,10 +112,10 @@ def test_a_one_tuple_reaches_the_loss_as_its_array():
 def test_a_generator_that_runs_dry_says_so_and_keeps_the_state():
     trainer = tr.Trainer(mse, optax.sgd(0.1))
     generator = (b for b in batches())
-    with pytest.raises(ValueError, match="used up: epoch 1 has none"):
+    with pytest.raises(ValueError, match="used up: 4 steps are done, and epoch 1 has"):
         trainer.fit(mlp(), generator, num_steps=9, progress=False)
     assert int(trainer.last_state.step) == 4
-    with pytest.raises(ValueError, match="used up: epoch 1 has none"):
+    with pytest.raises(ValueError, match="used up: 4 steps are done"):
         train(mse, (b for b in batches()), num_epochs=3)
     once = train(mse, (b for b in batches()), num_epochs=1)
     assert equal(once.state, trainer.last_state)

@@ -110,7 +110,7 @@ class Loader(AbstractSource):
                 if done >= wanted.start:
                     yield Item(content, epoch)
                 done += 1
-            self._check_epoch(epoch, count, once, fit)
+            self._check_epoch(epoch, count, done if once else None, fit)
             epoch += 1
             if done < wanted.start:
                 whole = (wanted.start - done) // count
@@ -124,12 +124,15 @@ class Loader(AbstractSource):
         source: Any = self._source
         return iter(source if _can_be_iterated(source) else source())
 
-    def _check_epoch(self, epoch: int, count: int, once: bool, fit: "_Fit") -> None:
-        if once and count == 0:
+    def _check_epoch(
+        self, epoch: int, count: int, done: int | None, fit: "_Fit"
+    ) -> None:
+        if done is not None and count == 0:
             raise ValueError(
-                f"The iterator of batches is used up: epoch {epoch} has none of them. "
-                "Pass something that can be iterated again, such as a list or a "
-                "loader, or a function that makes a new iterator: `lambda: batches()`."
+                f"The iterator of batches is used up: {done} steps are done, and epoch "
+                f"{epoch} has no batch. `last_state` of the Trainer is kept. Pass a "
+                "list, a loader, or a function that makes a new iterator: "
+                "`lambda: batches()`."
             )
         if self._steps_per_epoch is not None and 0 < count < self._steps_per_epoch:
             raise ValueError(
