@@ -1,19 +1,13 @@
 """Type names shared by every module, and the error of a second compile."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import jax
-from jaxtyping import Array, Float, Int32, PyTree
+from jaxtyping import Array, Int32, PyTree
 
 
 Batch = PyTree
 Model = PyTree
 Step = Int32[Array, ""]
-Scalar = Float[Array, ""]
-Schedule = Callable[[Step], Any]
 Key = jax.Array
-Metrics = Mapping[str, Any]
 
 
 class RecompileError(RuntimeError):
