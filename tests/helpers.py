@@ -107,3 +107,12 @@ class Counting(eqx.Module):
 def doubles(model, batch, *, state):
     seen = state.get(model.index)
     return model.w * seen, {"seen": seen}, state.set(model.index, 2 * seen)
+
+
+class Twins(eqx.Module):
+    a: jax.Array
+    b: jax.Array
+
+
+def pull(model, batch):
+    return jnp.sum(model.a**2) + jnp.sum((model.b - 3) ** 2)

@@ -16,6 +16,7 @@ import jax.random as jr
 import numpy as np
 import optax
 import pytest
+from helpers import pull, Twins
 
 import trainer as tr
 
@@ -205,20 +206,11 @@ def test_case_22_the_optimizer_is_given_the_parameters(optimizer, trained):
     close(result.model, trained)
 
 
-class Pair(eqx.Module):
-    one: jax.Array
-    two: jax.Array
-
-
-def apart(model, batch):
-    return jnp.sum(model.one**2) + jnp.sum((model.two - 3) ** 2)
-
-
 def test_case_33_one_array_in_two_leaves_becomes_two():
     shared = jnp.ones(3)
-    model = Pair(shared, shared)
-    result = fit(apart, optax.sgd(0.1), model, None, num_steps=2)
-    same(result.model, by_hand(apart, optax.sgd(0.1), model, [{"batch": None}] * 2)[0])
+    model = Twins(shared, shared)
+    result = fit(pull, optax.sgd(0.1), model, None, num_steps=2)
+    same(result.model, by_hand(pull, optax.sgd(0.1), model, [{"batch": None}] * 2)[0])
     close(result.model, [0.64] * 3 + [1.72] * 3)
     assert shared.tolist() == [1.0] * 3
 

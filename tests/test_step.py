@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 import optax
 import pytest
-from helpers import batches, data, equal, mae, mlp, mse
+from helpers import batches, data, equal, mae, mlp, mse, pull, Twins
 
 import trainer as tr
 from trainer._step import _forget
@@ -85,15 +85,6 @@ def test_nested_schedule_of_a_thousand_steps_compiles_and_traces_once():
     assert np.ma.count(history["size"]) == 1099
     assert np.array_equal(history["weight/size"].mask, np.arange(1200) < 100)
     assert history["WeightedSum/fit/branch"].compressed()[:4].tolist() == [0, 0, 1, 0]
-
-
-class Twins(eqx.Module):
-    a: jax.Array
-    b: jax.Array
-
-
-def pull(model, batch):
-    return jnp.sum(model.a**2) + jnp.sum((model.b - 3) ** 2)
 
 
 def test_one_array_in_two_places_is_donated_once_and_the_model_stays_usable():

@@ -4,7 +4,7 @@ import abc
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 from trainer._selectors import positive_int
 from trainer._state import TrainState
@@ -112,9 +112,9 @@ def check_callbacks(callbacks: Any) -> None:
 def _check_names(callbacks: Sequence[AbstractCallback]) -> None:
     """Two evaluations may share a name if they share the data, and not otherwise."""
     data_of: dict[str, Any] = {}
-    for callback in callbacks:
+    for callback in cast(Sequence[Any], callbacks):
         if hasattr(callback, "name") and hasattr(callback, "data"):
-            name, data = vars(callback)["name"], vars(callback)["data"]
+            name, data = callback.name, callback.data
             if data_of.setdefault(name, data) is not data:
                 raise ValueError(
                     f"Two callbacks record different data as `{name}`. Give each a "

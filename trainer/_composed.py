@@ -92,6 +92,17 @@ def leaves_of(loss: Any) -> list[Any]:
     return [leaf for part in loss.parts().values() for leaf in leaves_of(part)]
 
 
+def takes(loss: Any, name: str) -> list[bool]:
+    """Whether each loss that is not composed of others asks for `name`."""
+    leaves = leaves_of(loss)
+    return [name in asked_for(leaf, LOSS_ARGUMENTS, "loss") for leaf in leaves]
+
+
+def branches_of(loss: Any) -> dict[str, tuple[str, ...]]:
+    """Names of the branches of every Switch in a loss, composed or not."""
+    return loss.branches() if isinstance(loss, AbstractComposed) else {}
+
+
 def combine(loss: Any, evaluate: Evaluate, given: Given) -> Output:
     """Evaluate a loss, composed or not, with `evaluate` for its leaves."""
     if isinstance(loss, AbstractComposed):

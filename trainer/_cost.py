@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
 
@@ -70,10 +69,7 @@ def choose_steps_per_call(jaxpr: Any, content: PyTree, period: int | None) -> in
     """
     if jax.default_backend() == "cpu" and has_convolution(jaxpr):
         return 1
-    size = sum(
-        np.asarray(x).nbytes if not hasattr(x, "nbytes") else x.nbytes
-        for x in jtu.tree_leaves(content)
-    )
+    size = sum(leaf.nbytes for leaf in jtu.tree_leaves(content))
     most = min(
         _SECONDS_PER_CALL / _seconds_per_step(jaxpr), _BYTES_PER_CALL / max(size, 1)
     )

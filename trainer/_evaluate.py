@@ -10,14 +10,9 @@ import jax.random as jr
 import numpy as np
 
 from trainer._baked import Baked
-from trainer._composed import (
-    AbstractComposed,
-    check_loss,
-    evaluate_loss,
-    leaves_of,
-)
+from trainer._composed import branches_of, check_loss, evaluate_loss, takes
 from trainer._explain import explain_trace
-from trainer._losses import asked_for, Given, LOSS_ARGUMENTS
+from trainer._losses import Given
 from trainer._metrics import Metric
 from trainer._state import TrainState
 from trainer._tree import canonical, first_difference
@@ -54,8 +49,7 @@ class _Evaluation:
             value, metrics, _ = evaluate_loss(self.loss, model, batch, given)
         self.baked.traced()
         # The index of a branch and a weight belong to a step; they have no mean.
-        composed = isinstance(self.loss, AbstractComposed)
-        branches = self.loss.branches() if composed else {}
+        branches = branches_of(self.loss)
         weights = {n for n in metrics if "weight" in n.split("/")[:-1]}
         found = {n: m for n, m in metrics.items() if n not in {*branches, *weights}}
         found["loss"] = Metric(value)
@@ -85,17 +79,14 @@ class Evaluator:
         if loss is None:
             raise TypeError("The Trainer has no loss of its own. Pass `loss=`.")
         check_loss(loss)
-        takes = [
-            "mask" in asked_for(leaf, LOSS_ARGUMENTS, "loss")
-            for leaf in leaves_of(loss)
-        ]
+        masked = takes(loss, "mask")
         # Neither the optimizer's state nor where a leaf lies is a reason to compile.
         state = canonical(dataclasses.replace(state, opt_state=None), copy=False)
         arrays, static = eqx.partition(state, eqx.is_array)
         one_batch = self._evaluation(loss, static).one_batch
         found, counts = [], []
-        for batch, mask, count in as_source(data).batches(all(takes)):
-            if mask is None and any(takes):
+        for batch, mask, count in as_source(data).batches(all(masked)):
+            if mask is None and any(masked):
                 mask = np.ones(count, np.bool_)
             found.append(one_batch(arrays, batch, mask, np.uint32(len(found))))
             counts.append(count)

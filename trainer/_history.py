@@ -22,6 +22,16 @@ def unknown(name: str, known: Iterable[str]) -> KeyError:
     return KeyError(f"No metric `{name}` here. {hint}")
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Put the parts together, in place, so that this is done once."""
+    if len(parts) > 1:
+        masked = any(isinstance(part, np.ma.MaskedArray) for part in parts)
+        parts[:] = [np.ma.concatenate(parts) if masked else np.concatenate(parts)]
+    # It is the history's own array: what was recorded is not to be edited.
+    parts[0].flags.writeable = False
+    return parts[0]
+
+
 class History(Mapping[str, Any]):
     """Everything a run recorded, by name.
 
@@ -53,11 +63,9 @@ class History(Mapping[str, Any]):
         A second value for one step takes the place of the first.
         """
         for name, value in values.items():
-            if name in self and self.steps(name)[-1] == step:
-                self._rows[name], self._steps[name] = (
-                    [self[name][:-1]],
-                    [self.steps(name)[:-1]],
-                )
+            if name in self._rows and self._steps[name][-1][-1] == step:
+                for parts in (self._rows[name], self._steps[name]):
+                    parts[-1] = parts[-1][:-1]
             self._append(name, np.asarray([step]), np.asarray([value]))
 
     def _append(self, name: str, steps: np.ndarray, values: np.ndarray) -> None:
@@ -68,13 +76,7 @@ class History(Mapping[str, Any]):
         """All values of one metric, in order of the steps."""
         if name not in self._rows:
             raise unknown(name, self._rows)
-        parts = self._rows[name]
-        masked = any(isinstance(part, np.ma.MaskedArray) for part in parts)
-        joined = np.ma.concatenate(parts) if masked else np.concatenate(parts)
-        # It is the history's own array: what was recorded is not to be edited.
-        joined.flags.writeable = False
-        self._rows[name] = [joined]
-        return joined
+        return _joined(self._rows[name])
 
     def steps(self, name: str) -> np.ndarray:
         """The step of each value of a metric.
@@ -84,8 +86,7 @@ class History(Mapping[str, Any]):
         """
         if name not in self._steps:
             raise unknown(name, self._steps)
-        self._steps[name] = [np.concatenate(self._steps[name])]
-        return self._steps[name][0]
+        return _joined(self._steps[name])
 
     def __iter__(self) -> Iterator[str]:
         """Names of everything recorded."""

@@ -21,7 +21,7 @@ _LARGEST = 2**16
 def is_of_library(value: Any) -> bool:
     """Whether a function, class or module belongs to Python or to what we build on."""
     module = getattr(value, "__module__", None) or getattr(value, "__name__", "")
-    return str(module).split(".")[0] in _LIBRARIES - {"__main__"}
+    return str(module).split(".")[0] in _LIBRARIES
 
 
 class _Same:

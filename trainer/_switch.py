@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from trainer._composed import (
     AbstractComposed,
+    branches_of,
     check_unit,
     combine,
     Evaluate,
@@ -82,8 +83,7 @@ class Switch(AbstractComposed):
         """Names of the branches, here and below."""
         found = {"branch": self.names}
         for name, loss in self.parts().items():
-            if isinstance(loss, AbstractComposed):
-                found |= {_inner(name, k): v for k, v in loss.branches().items()}
+            found |= {_inner(name, k): v for k, v in branches_of(loss).items()}
         return found
 
     def combine(self, evaluate: Evaluate, given: Given) -> Output:

@@ -7,9 +7,9 @@ import equinox as eqx
 import optax
 from jaxtyping import PyTree
 
-from trainer._composed import check_loss, evaluate_loss, leaves_of
+from trainer._composed import branches_of, check_loss, evaluate_loss, takes
 from trainer._grad import value_and_grad
-from trainer._losses import asked_for, Given, LOSS_ARGUMENTS, name_of, value_of
+from trainer._losses import asked_for, Given, name_of, value_of
 from trainer._metrics import as_metrics, Metric
 from trainer._tree import parameters
 from trainer._types import Batch, Model
@@ -104,12 +104,11 @@ class Minimize(AbstractUpdate):
 
     def takes(self, name: str) -> list[bool]:
         """Whether each loss that is not composed of others asks for `name`."""
-        leaves = leaves_of(self.loss)
-        return [name in asked_for(leaf, LOSS_ARGUMENTS, "loss") for leaf in leaves]
+        return takes(self.loss, name)
 
     def branches(self) -> dict[str, tuple[str, ...]]:
         """Names of the branches of every Switch in the loss."""
-        return getattr(self.loss, "branches", dict)()
+        return branches_of(self.loss)
 
     def __call__(
         self,

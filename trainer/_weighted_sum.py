@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer._composed import (
     AbstractComposed,
+    branches_of,
     check_unit,
     combine,
     Evaluate,
@@ -112,8 +113,7 @@ class WeightedSum(AbstractComposed):
         return {
             f"{name}/{metric}": names
             for name, loss in self.parts().items()
-            if isinstance(loss, AbstractComposed)
-            for metric, names in loss.branches().items()
+            for metric, names in branches_of(loss).items()
         }
 
     def combine(self, evaluate: Evaluate, given: Given) -> Output:

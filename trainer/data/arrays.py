@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from trainer._selectors import positive_int
 from trainer._tree import canonical, describe, path_name
-from trainer._types import Batch, Key
+from trainer._types import Batch
 from trainer.data._source import AbstractSource, host_batch, Item, pad_batch, Wanted
 
 
@@ -99,9 +99,9 @@ class Arrays(AbstractSource):
         """The row numbers of one batch a step."""
         # A scalar stands for the mask of a batch that is always full.
         mask = np.True_ if wanted.mask else None
-        seed = (
-            np.asarray(_key_data(wanted.key)).ravel().tolist() if self.shuffle else []
-        )
+        seed = []
+        if self.shuffle:
+            seed = np.asarray(jax.random.key_data(wanted.key)).ravel().tolist()
         size, total = self.batch_size, self.num_examples
         end = None if wanted.num_epochs is None else self.num_steps(wanted.num_epochs)
         step, known = wanted.start, (-1, np.empty(0, np.int32))
@@ -132,8 +132,3 @@ class Arrays(AbstractSource):
                 yield *pad_batch(batch, self.batch_size), end - start
             else:
                 yield batch, None, end - start
-
-
-def _key_data(key: Key) -> jax.Array:
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(key) if typed else key
