@@ -122,7 +122,7 @@ def test_a_loss_may_be(name):
     assert value == 14.0
     np.testing.assert_array_equal(grad, 2 * MODEL)
     trainer = tr.Trainer(loss, optax.sgd(0.1))
-    assert trainer.program.takes("step") == [name in STEP]
+    assert trainer.program.update.takes("step") == [name in STEP]
 
 
 def test_a_loss_is_given_what_it_asks_for():

@@ -141,7 +141,6 @@ def test_output_is_int32_under_x64_as_well(selector, num):
         (-3, ValueError, r"is `-3`; it must be from 1"),
         (2**31, ValueError, "because the step is an int32"),
         (True, TypeError, "is `True`, which is not a whole number"),
-        (1.0, TypeError, "is `1.0`, which is not a whole number"),
         ("2", TypeError, "is `'2'`, which is not a whole number"),
         (None, TypeError, "Steps are counted in Python ints"),
     ],
@@ -149,6 +148,15 @@ def test_output_is_int32_under_x64_as_well(selector, num):
 def test_a_period_is_a_whole_number_from_1(make, value, error, text):
     with pytest.raises(error, match=text):
         make(value)
+
+
+def test_a_float_is_no_number_of_steps():
+    for make in (tr.Every, lambda v: tr.Cycle((1, v))):
+        with pytest.raises(TypeError, match=r"is `1.0`, which is not a whole number"):
+            make(1.0)
+    for wrong in (1.0, 0.0, -0.5, 20.0, float("nan")):
+        with pytest.raises(ValueError, match=r"A float is a fraction of the run"):
+            tr.At((wrong,))
 
 
 @pytest.mark.parametrize("value", [np.int64(3), np.uint8(3), jnp.int32(3)])

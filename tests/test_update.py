@@ -108,9 +108,9 @@ def test_an_update_is_what_optax_does_by_hand():
     np.testing.assert_allclose(found.w, params.w, rtol=1e-5)
 
 
-def test_extra_arguments_are_value_grad_and_value_fn():
+def test_an_optimizer_is_given_the_loss_and_its_gradient():
     def update(updates, state, params=None, **extra_args):
-        assert set(extra_args) == {"value", "grad", "value_fn"}
+        assert set(extra_args) == {"value", "grad", "value_fn", "obj_fn", "grad_fn"}
         value, grad, value_fn = (extra_args[n] for n in ("value", "grad", "value_fn"))
         again = value_fn(params - updates / 4)
         return jax.tree.map(jnp.zeros_like, grad), jnp.stack([value, again])

@@ -15,15 +15,51 @@ from trainer._switch import (
 )
 from trainer._weighted_sum import WeightedSum as WeightedSum
 from trainer._losses import AbstractLoss as AbstractLoss
-from trainer._selectors import (
-    Every as Every,
-    Cycle as Cycle,
-    At as At,
-    AbstractSelector as AbstractSelector,
+from trainer._adaptive_sum import AdaptiveSum as AdaptiveSum
+from trainer._gradient_rules import (
+    GradNorm as GradNorm,
+    LearningRateAnnealing as LearningRateAnnealing,
+    GradientBalance as GradientBalance,
+    Uncertainty as Uncertainty,
 )
-from trainer._update import Minimize as Minimize, AbstractUpdate as AbstractUpdate
+from trainer._rules import (
+    SoftAdapt as SoftAdapt,
+    ReLoBRaLo as ReLoBRaLo,
+    NTKTrace as NTKTrace,
+    AbstractRule as AbstractRule,
+    Seen as Seen,
+)
+from trainer._mean_square import MeanSquare as MeanSquare
+from trainer._schedules import Anneal as Anneal
+from trainer._selectors import Every as Every, Cycle as Cycle, At as At
+from trainer._random import Random as Random
+from trainer._advancing import Plateau as Plateau, Threshold as Threshold
+from trainer._selectors import (
+    AbstractSelector as AbstractSelector,
+    Outcome as Outcome,
+    Report as Report,
+)
 
-from trainer.data import Arrays as Arrays, Loader as Loader
+from trainer._minimize import Minimize as Minimize
+from trainer._parts import Parts as Parts, Part as Part
+from trainer._switch_update import (
+    SwitchUpdate as SwitchUpdate,
+    JointUpdate as JointUpdate,
+)
+from trainer._update import AbstractUpdate as AbstractUpdate
+
+from trainer._averages import EMA as EMA, SWA as SWA
+from trainer._transforms import (
+    Target as Target,
+    Project as Project,
+    AbstractTransform as AbstractTransform,
+)
+
+from trainer.data import (
+    Arrays as Arrays,
+    Loader as Loader,
+    AbstractSampler as AbstractSampler,
+)
 
 from trainer.callbacks import Evaluate as Evaluate
 from trainer._callback import (
@@ -32,6 +68,7 @@ from trainer._callback import (
     Stop as Stop,
 )
 
+from trainer._guard import NonfiniteError as NonfiniteError
 from trainer._types import RecompileError as RecompileError
 from trainer._explain import TraceError as TraceError
 

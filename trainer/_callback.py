@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-from trainer._selectors import positive_int
+from trainer._counts import positive_int
 from trainer._state import TrainState
 
 
@@ -34,7 +34,7 @@ class StepInfo:
         get_state: Returns a copy of the TrainState, which may be kept. It costs a copy
             of the model and optimizer state, so call it only when needed.
         evaluate: `Trainer.evaluate` of the state as it is now: takes the data and
-            `loss=`.
+            `loss=` and `using=`.
     """
 
     step: int

@@ -2,9 +2,11 @@
 
 import abc
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast, Literal
+from typing import Any, cast, Literal, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from trainer._losses import (
     AbstractLoss,
@@ -15,11 +17,41 @@ from trainer._losses import (
     name_of,
     Output,
 )
+from trainer._memory import Node, node
 from trainer._tree import describe
 from trainer._types import Batch, Model
 
 
-Evaluate = Callable[[Any, Given], Output]
+class Evaluation(NamedTuple):
+    """How the parts of a composed loss are evaluated.
+
+    Attributes:
+        leaf: Called with a part that is not itself composed, and what it may ask for.
+            The value it returns is a PyTree of arrays, with the loss first.
+        trains: Whether this is a step of training, which is remembered.
+        plain: Like `leaf`, without a gradient. None if `leaf` is that already.
+        trace: Called like `leaf` with a `tr.MeanSquare`; returns the trace of its
+            neural tangent kernel. None where there is no gradient.
+    """
+
+    leaf: Callable[[Any, Given], Output]
+    trains: bool = False
+    plain: Callable[[Any, Given], Output] | None = None
+    trace: Callable[[Any, Given], Any] | None = None
+
+    def __call__(self, loss: Any, given: Given) -> Output:
+        """Evaluate a loss, composed or not."""
+        if isinstance(loss, AbstractComposed):
+            return loss.combine(self, given)
+        return self.leaf(loss, given)
+
+    def untrained(self) -> "Evaluation":
+        """The same, of which nothing is remembered."""
+        return self._replace(trains=False)
+
+    def without_gradient(self) -> "Evaluation":
+        """The values alone, of which nothing is remembered."""
+        return Evaluation(self.plain or self.leaf)
 
 
 class AbstractComposed(AbstractLoss):
@@ -29,19 +61,20 @@ class AbstractComposed(AbstractLoss):
     that the caller may differentiate each part where it stands, inside the branch.
     """
 
-    @abc.abstractmethod
-    def combine(self, evaluate: Evaluate, given: Given) -> Output:
-        """Evaluate the parts that are active now, and put them together.
-
-        Args:
-            evaluate: Called with a part that is not itself composed, and what it may
-                ask for. The value it returns is a PyTree of arrays.
-            given: What the parts may ask for.
-        """
+    names: eqx.AbstractVar[tuple[str, ...]]
+    losses: eqx.AbstractVar[tuple[Any, ...]]
 
     @abc.abstractmethod
+    def combine(self, evaluate: Evaluation, given: Given) -> Output:
+        """Evaluate the parts that are active now, and put them together."""
+
     def parts(self) -> dict[str, Any]:
         """The losses this one is made of, by name."""
+        return dict(zip(self.names, self.losses, strict=True))
+
+    def own_memory(self) -> PyTree:
+        """What it remembers itself before the first step; None for nothing."""
+        return None
 
     @abc.abstractmethod
     def branches(self) -> dict[str, tuple[str, ...]]:
@@ -59,8 +92,13 @@ class AbstractComposed(AbstractLoss):
         state: Any = None,
     ) -> Any:
         """Compute the loss of one batch. Returns `(value, metrics)`, and the state."""
+        if memory_of(self) is not None:
+            raise TypeError(
+                f"`{type(self).__name__}` remembers what was before, and is called by "
+                "itself. Give it to a Trainer, which keeps what it remembers."
+            )
         given = Given(jnp.int32(step), jnp.int32(epoch), key, mask, state)
-        value, metrics, state = evaluate_loss(self, model, batch, given)
+        value, metrics, state, _ = evaluate_loss(self, model, batch, given)
         return (value, metrics) if state is None else (value, metrics, state)
 
 
@@ -103,16 +141,25 @@ def branches_of(loss: Any) -> dict[str, tuple[str, ...]]:
     return loss.branches() if isinstance(loss, AbstractComposed) else {}
 
 
-def combine(loss: Any, evaluate: Evaluate, given: Given) -> Output:
-    """Evaluate a loss, composed or not, with `evaluate` for its leaves."""
-    if isinstance(loss, AbstractComposed):
-        return loss.combine(evaluate, given)
-    return evaluate(loss, given)
+def memory_of(loss: Any) -> Node | None:
+    """What a loss and its parts remember before the first step."""
+    if not isinstance(loss, AbstractComposed):
+        return None
+    parts = {name: memory_of(part) for name, part in loss.parts().items()}
+    return node(loss.own_memory(), parts)
+
+
+def map_leaves(fn: Callable[[Any], Any], loss: Any) -> Any:
+    """Put `fn(leaf)` in the place of every loss that is not composed of others."""
+    if not isinstance(loss, AbstractComposed):
+        return fn(loss)
+    losses = tuple(map_leaves(fn, part) for part in loss.losses)
+    return eqx.tree_at(lambda c: c.losses, loss, losses)
 
 
 def evaluate_loss(loss: Any, model: Model, batch: Batch, given: Given) -> Output:
     """Evaluate a loss, composed or not, without a gradient."""
-    return combine(loss, lambda leaf, g: call_leaf(leaf, model, batch, g), given)
+    return Evaluation(lambda leaf, g: call_leaf(leaf, model, batch, g))(loss, given)
 
 
 Unit = Literal["step", "epoch"]

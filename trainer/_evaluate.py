@@ -44,9 +44,19 @@ class _Evaluation:
     ) -> dict[str, Metric]:
         state = eqx.combine(arrays, self.static)
         model, key = eqx.nn.inference_mode(state.model), jr.fold_in(jr.key(0), place)
-        given = Given(state.step, state.epoch, key, mask, state.model_state)
+        memory = state.memory
+        given = Given(
+            state.step,
+            state.epoch,
+            key,
+            mask,
+            state.model_state,
+            memory.program,
+            memory.reports,
+            memory.num_steps,
+        )
         with explain_trace():
-            value, metrics, _ = evaluate_loss(self.loss, model, batch, given)
+            value, metrics, _, _ = evaluate_loss(self.loss, model, batch, given)
         self.baked.traced()
         # The index of a branch and a weight belong to a step; they have no mean.
         branches = branches_of(self.loss)
@@ -81,7 +91,10 @@ class Evaluator:
         check_loss(loss)
         masked = takes(loss, "mask")
         # Neither the optimizer's state nor where a leaf lies is a reason to compile.
-        state = canonical(dataclasses.replace(state, opt_state=None), copy=False)
+        state = canonical(
+            dataclasses.replace(state, opt_state=None, extra={}, source=None),
+            copy=False,
+        )
         arrays, static = eqx.partition(state, eqx.is_array)
         one_batch = self._evaluation(loss, static).one_batch
         found, counts = [], []

@@ -15,11 +15,12 @@ class Measured(dict[str, Any]):
         raise unknown(name, self)
 
 
-def unknown(name: str, known: Iterable[str]) -> KeyError:
-    """Make the error for a metric that is not there."""
+def unknown(name: str, known: Iterable[str], what: str = "metric") -> KeyError:
+    """Make the error for a metric, or another `what`, that is not there."""
+    known = list(known)
     near = difflib.get_close_matches(str(name), known, 1)
     hint = f"Did you mean `{near[0]}`?" if near else f"There are {sorted(known)}."
-    return KeyError(f"No metric `{name}` here. {hint}")
+    return KeyError(f"No {what} `{name}` here. {hint}")
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

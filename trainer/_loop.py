@@ -1,7 +1,8 @@
 """The loop on the host: feed the step, read its metrics now and then, call back."""
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,10 +12,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from trainer._callback import AbstractCallback, checked_numbers, StepInfo, Stop
+from trainer._guard import Watchman
 from trainer._history import History, Measured
 from trainer._interrupt import HeldInterrupt
+from trainer._selectors import Report
 from trainer._state import TrainState
 from trainer._step import CompiledStep
+from trainer._tree import canonical
 from trainer.callbacks import Progress
 from trainer.data import AbstractSource, Chunk, Item
 
@@ -65,10 +69,12 @@ class Loop:
         source: AbstractSource,
         items: Iterator[Item],
         watch: Watch,
+        watchman: Watchman,
     ):
         self.step, self.seconds = step, 0.0
         self.stop_reason: str | None = None
         self._compiled, self._items, self._watch = compiled, items, watch
+        self._watchman, self._reported = watchman, set(state.memory.reports)
         self._resident = compiled.resident(source)
         self._leaves = compiled.flatten(state)
         self._buffers = compiled.empty()
@@ -161,6 +167,12 @@ class Loop:
         if not count:
             return
         rows = self._compiled.read(self._buffers, count)
+        bad = self._watchman.look(self.step - count, rows)
+        if bad is not None:
+            # The steps after it have changed nothing; they are as if they had not been.
+            rows = {name: values[: bad + 1] for name, values in rows.items()}
+            self._watch.history.extend(self.step - count, rows)
+            self._go_back(self.step - count + bad)
         self._watch.history.extend(self.step - count, rows)
         last = {name: values[-1] for name, values in rows.items()}
         found = {n: v for n, v in last.items() if v is not np.ma.masked}
@@ -169,6 +181,28 @@ class Loop:
         if time.perf_counter() - self._checked > _SECONDS_PER_REPORT:
             self._compiled.baked.check()
             self._checked = time.perf_counter()
+
+    def _go_back(self, step: int) -> None:
+        """Take the state before a step that was not finite, and end the run."""
+        self.step = step
+        self._remember(halted=jnp.asarray(False))
+        raise self._watchman.error()
+
+    def _remember(self, **changed: Any) -> None:
+        """Change something in the state's memory, between two calls."""
+        state = self.state()
+        memory = dataclasses.replace(state.memory, **changed)
+        self._leaves = self._compiled.flatten(
+            canonical(dataclasses.replace(state, memory=memory), copy=False)
+        )
+
+    def _hand_in(self, numbers: Mapping[str, float]) -> None:
+        """Tell the selectors in the step what a callback has measured."""
+        reports = dict(self.state().memory.reports)
+        for name in self._reported & numbers.keys():
+            times = reports[name].times + 1
+            reports[name] = Report(jnp.float32(numbers[name]), times)
+        self._remember(reports=reports)
 
     def _call_back(self, due: Callable[[AbstractCallback], bool]) -> None:
         step, copy = self.step, []
@@ -179,9 +213,9 @@ class Loop:
                 copy.append(_copied(self.state()))
             return copy[0]
 
-        def evaluate(data: Any, *, loss: Any = None) -> dict[str, float]:
+        def evaluate(data: Any, **options: Any) -> dict[str, float]:
             self._check_now(step)
-            return self._watch.evaluate(self.state(), data, loss=loss)
+            return self._watch.evaluate(self.state(), data, **options)
 
         for callback in filter(due, self._watch.callbacks):
             metrics = MappingProxyType(self._metrics)
@@ -195,6 +229,8 @@ class Loop:
                 )
                 self._watch.history.record(self.step, numbers)
                 self._metrics = Measured({**self._metrics, **numbers})
+                if self._reported & numbers.keys():
+                    self._hand_in(numbers)
 
     def _check_now(self, step: int) -> None:
         if self.step != step:

@@ -16,7 +16,9 @@ from trainer._types import Batch, Model
 
 
 class Given(NamedTuple):
-    """What a loss or an update may ask for by name, at one step. All of it is traced.
+    """What is known at one step. All of it is traced.
+
+    A loss or an update may ask by name for all but the last three.
 
     Attributes:
         step: Completed steps, a strong int32 scalar; inside a branch of a Switch, how
@@ -25,6 +27,9 @@ class Given(NamedTuple):
         key: This step's random key. Every loss of one step sees the same.
         mask: One bool an example, False where a short batch was padded; or None.
         state: The model's `eqx.nn.State`, or None.
+        memory: What the loss or update that it is given to remembers, or None.
+        reports: What callbacks measured, by name.
+        num_steps: The run's total, or None if nothing asks for it.
     """
 
     step: Any
@@ -32,17 +37,21 @@ class Given(NamedTuple):
     key: Any = None
     mask: Any = None
     state: Any = None
+    memory: Any = None
+    reports: Any = None
+    num_steps: Any = None
 
 
 class Output(NamedTuple):
-    """A loss's value, its metrics, and the model's state after it."""
+    """A loss's value, its metrics, and the model's state and its memory after it."""
 
     value: Any
     metrics: Mapping[str, Metric]
     state: Any
+    memory: Any = None
 
 
-NAMES = Given._fields
+NAMES = ("step", "epoch", "key", "mask", "state")
 LOSS_ARGUMENTS = ("model", "batch")
 
 

@@ -1,151 +1,158 @@
-"""What is given to a Trainer, checked: its program, a model, a key, an end."""
+"""A Trainer's program: its update, its transforms, and how they make one step."""
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import optax
+import jax.random as jr
+import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from trainer._composed import check_loss
-from trainer._losses import asked_for
-from trainer._result import FitResult
-from trainer._selectors import positive_int
+from trainer._counts import asks_num_steps, INT32_MAX
+from trainer._guard import guarded, Nonfinite
+from trainer._history import unknown
+from trainer._losses import Given
+from trainer._memory import Memory
+from trainer._metrics import Metric
+from trainer._selectors import AbstractSelector, Report
 from trainer._state import TrainState
-from trainer._tree import describe, parameters
-from trainer._types import Batch, Model
-from trainer._update import AbstractUpdate, check_update, Minimize, UPDATE_ARGUMENTS
+from trainer._transforms import AbstractTransform
+from trainer._tree import canonical, describe
+from trainer._types import Batch, Key, Model
+from trainer._update import AbstractUpdate
+
+
+OPTIMIZER = "optimizer"
 
 
 @final
-class Overridden(AbstractUpdate):
-    """The `update` method of a Trainer's subclass, with the Trainer's optimizer.
+class Program(eqx.Module):
+    """Everything that happens in the compiled step.
 
     Attributes:
-        method: The bound method.
-        optimizer: Makes the first `opt_state`, or None for an `opt_state` of None.
+        update: From the model and a batch to the next model.
+        names: Names of the transforms.
+        transforms: What is done to the model after the update, in order.
+        nonfinite: What is done about a step that is not finite.
     """
 
-    method: Any
-    optimizer: optax.GradientTransformation | None
+    update: AbstractUpdate
+    names: tuple[str, ...]
+    transforms: tuple[AbstractTransform, ...]
+    nonfinite: Nonfinite | None
 
-    def init(self, model: Model) -> PyTree:
-        """Make the optimizer's state, if there is one, for the inexact arrays."""
-        return self.optimizer and self.optimizer.init(parameters(model))
-
-    def asker(self) -> Any:
-        """The method."""
-        return self.method
-
-    def __call__(
-        self, model: Model, opt_state: PyTree, batch: Batch, **given: Any
-    ) -> Any:
-        """Call the method."""
-        return self.method(model, opt_state, batch, **given)
-
-
-def make_program(
-    name: str,
-    loss: Any,
-    optimizer: optax.GradientTransformation | None,
-    update: AbstractUpdate | None,
-    own_loss: Any,
-    own_update: Any,
-) -> AbstractUpdate:
-    """Make the update that a Trainer runs from the one way in which it was given.
-
-    Args:
-        name: The Trainer's class, for messages.
-        loss: What was passed, or None.
-        optimizer: What was passed, or None.
-        update: What was passed, or None.
-        own_loss: The `loss` method, if a subclass overrides it, or None.
-        own_update: The `update` method, if a subclass overrides it, or None.
-    """
-    given = {
-        "`loss` is passed": loss,
-        "`update=` is passed": update,
-        "`update` is overridden": own_update,
-        # An update of one's own may call a loss of one's own.
-        "`loss` is overridden": own_loss if own_update is None else None,
-    }
-    ways = [way for way, what in given.items() if what is not None]
-    if len(ways) != 1:
-        raise TypeError(
-            f"`{name}` is given {len(ways) or 'no'} losses"
-            f"{': ' if ways else ''}{' and '.join(ways)}. Pass `loss`, or pass "
-            "`update=`, or override `loss` or `update` in a subclass: one of them."
-        )
-    if own_update is not None:
-        asked_for(own_update, UPDATE_ARGUMENTS, "update")
-        return Overridden(own_update, optimizer)
-    if update is not None:
-        if optimizer is not None:
+    def __init__(self, update: AbstractUpdate, transforms: Any, nonfinite: Any):
+        self.update, self.nonfinite = update, nonfinite
+        transforms = {} if transforms is None else transforms
+        if not isinstance(transforms, Mapping):
             raise TypeError(
-                "`update=` and an optimizer are both given. The optimizer belongs "
-                "into the update: `tr.Minimize(loss, optimizer)`."
+                f"`transforms` is `{describe(transforms)}`. Give a dict that names "
+                "them, as in `transforms={'ema': tr.EMA(0.999)}`."
             )
-        check_update(update)
-        return update
-    loss = own_loss if loss is None else loss
-    check_loss(loss)
-    if optimizer is None:
-        raise TypeError(
-            f"`{name}` has a loss but no optimizer. Pass one of Optax's, such as "
-            "`optax.adam(1e-3)`, as `optimizer`."
+        for name, transform in transforms.items():
+            if not isinstance(transform, AbstractTransform):
+                raise TypeError(
+                    f"Transform `{name}` is `{describe(transform)}`. Use `tr.EMA`, "
+                    "`tr.Target` or another subclass of `tr.AbstractTransform`."
+                )
+        if OPTIMIZER in transforms:
+            raise ValueError(
+                f"A transform is named `{OPTIMIZER}`, which `using=` takes for the "
+                "parameters that the optimizer means. Give it another name."
+            )
+        self.names, self.transforms = tuple(transforms), tuple(transforms.values())
+
+    @property
+    def in_fractions(self) -> bool:
+        """Whether anything in it is given in fractions of the run."""
+        return any(asks_num_steps(node) for node in _nodes(self.update))
+
+    @property
+    def watches(self) -> tuple[str, ...]:
+        """Names of the metrics from callbacks that a selector looks at."""
+        selectors = [n for n in _nodes(self) if isinstance(n, AbstractSelector)]
+        return tuple(dict.fromkeys(name for s in selectors for name in s.watches))
+
+    def init(self, model: Model, model_state: Any, key: Key) -> TrainState:
+        """Make the state before the first step, of new arrays."""
+        model = canonical(model)
+        named = zip(self.names, self.transforms, strict=True)
+        never = Report(jnp.float32(jnp.nan), jnp.int32(0))
+        memory = Memory(
+            program=self.update.memory(),
+            reports={name: never for name in self.watches},
+            num_steps=jnp.int32(INT32_MAX) if self.in_fractions else None,
+            halted=jnp.asarray(False) if self.nonfinite == "raise" else None,
         )
-    return Minimize(loss, optimizer)
-
-
-def split_model(model: Any) -> tuple[Any, eqx.nn.State | None]:
-    """Take apart `(model, state)`; a model alone has no state."""
-    if isinstance(model, FitResult):
-        raise TypeError(
-            "A FitResult is given in the place of a model. Give `result.state` to go "
-            "on, or `result.model` to start anew."
+        state = TrainState(
+            step=jnp.int32(0),
+            epoch=jnp.int32(0),
+            model=model,
+            model_state=model_state,
+            opt_state=self.update.init(model),
+            key=key,
+            memory=memory,
+            extra={name: transform.init(model) for name, transform in named},
         )
-    if isinstance(model, TrainState):
-        raise TypeError("A TrainState is given where a model starts a run.")
-    if isinstance(model, tuple) and len(model) == 2:
-        first, second = model
-        if isinstance(second, eqx.nn.State):
-            return first, second
-    return model, None
+        return canonical(state)
 
+    def step(
+        self, state: TrainState, batch: Batch, mask: Any, epoch: Any, source: PyTree
+    ) -> tuple[TrainState, dict[str, Metric]]:
+        """Make one step. Traced.
 
-def check_model(model: Any, model_state: Any, program: AbstractUpdate) -> None:
-    """Raise TypeError unless the program can train the model."""
-    if isinstance(program, Minimize) and not jax.tree.leaves(parameters(model)):
-        raise TypeError(
-            f"The model is `{describe(model)}`, which has no floating array to train. "
-            "`fit` takes the model first and the data second."
+        Args:
+            state: The state before it.
+            batch: What the losses are given.
+            mask: As `Given.mask`.
+            epoch: The epoch that the batch begins in.
+            source: What the sampler carries on to the next step.
+        """
+        memory = state.memory
+        given = Given(
+            step=state.step,
+            epoch=epoch,
+            key=jr.fold_in(state.key, state.step),
+            mask=mask,
+            state=state.model_state,
+            memory=memory.program,
+            reports=memory.reports,
+            num_steps=memory.num_steps,
         )
-    if model_state is None and any(program.takes("state")):
-        raise TypeError(
-            "A loss or an update asks for `state`, but the model was given without "
-            "one. Give what `eqx.nn.make_with_state` returned, `(model, state)`."
+        found = self.update.run(state.model, state.opt_state, batch, given)
+        model, extra = found.model, {}
+        for name, transform in zip(self.names, self.transforms, strict=True):
+            kept = state.extra[name]
+            model, extra[name] = transform(model, kept, step=state.step + 1)
+        new = TrainState(
+            step=state.step + 1,
+            epoch=epoch,
+            model=model,
+            model_state=found.state,
+            opt_state=found.opt_state,
+            key=state.key,
+            memory=dataclasses.replace(memory, program=found.memory),
+            extra=extra,
+            source=source,
         )
+        return guarded(self.nonfinite, state, new, found.metrics)
+
+    def evaluated(self, state: TrainState, using: str) -> Model:
+        """The model that a transform, or the optimizer, puts in the model's place."""
+        if using == OPTIMIZER:
+            return self.update.evaluated(state.model, state.opt_state)
+        if using not in self.names:
+            raise unknown(using, (*self.names, OPTIMIZER), "transform")
+        transform = self.transforms[self.names.index(using)]
+        return transform.evaluated(state.model, state.extra[using])
 
 
-def check_key(key: Any) -> None:
-    typed = eqx.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    raw = eqx.is_array(key) and key.dtype == jnp.uint32 and key.ndim == 1
-    if not (raw or (typed and key.shape == ())):
-        raise TypeError(
-            f"`key` is `{describe(key)}`, which is not one random key. "
-            "Use `jax.random.key(0)`."
-        )
-
-
-def check_ends(
-    num_steps: int | None, num_epochs: int | None
-) -> tuple[int | None, int | None]:
-    if (num_steps is None) == (num_epochs is None):
-        raise TypeError(
-            f"`num_steps` is `{num_steps}` and `num_epochs` is `{num_epochs}`; give "
-            "one of them. It is the total at which `fit` stops."
-        )
-    if num_steps is not None:
-        return positive_int(num_steps, "`num_steps`"), None
-    return None, positive_int(num_epochs, "`num_epochs`")
+def _nodes(tree: PyTree) -> Iterator[Any]:
+    """Every module and function in a tree, the tree itself included."""
+    if isinstance(tree, eqx.Module) or callable(tree):
+        yield tree
+    for child in jtu.tree_leaves(tree, is_leaf=lambda node: node is not tree):
+        if child is not tree:
+            yield from _nodes(child)

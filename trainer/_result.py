@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, final
 
+from trainer._guard import Found
 from trainer._history import History
 from trainer._state import TrainState
 
@@ -20,6 +21,7 @@ class FitResult:
             if there was no step to run.
         compile_seconds: Seconds this fit spent tracing and compiling the step.
         seconds: Seconds this fit spent on the steps and callbacks.
+        nonfinite: What was not finite, and in how many steps; None if all was.
     """
 
     state: TrainState
@@ -28,6 +30,7 @@ class FitResult:
     compiles: int
     compile_seconds: float
     seconds: float
+    nonfinite: Found | None = None
 
     @property
     def model(self) -> Any:

@@ -1,37 +1,18 @@
 """Selectors: from the step to the branch that runs."""
 
 import abc
-import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, final, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
+from trainer._counts import INT32_MAX, positive_int, steps_of, steps_or_fraction
+from trainer._metrics import Metric
 from trainer._types import Step
-
-
-_INT32_MAX = 2**31 - 1
-
-
-def positive_int(value: Any, what: str) -> int:
-    """Check that `value` is a whole number from 1 to 2**31 - 1; return it as an int."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(
-            f"{what} is `{value!r}`, which is not a whole number. Steps are counted "
-            "in Python ints."
-        )
-    if not 1 <= number <= _INT32_MAX:
-        raise ValueError(
-            f"{what} is `{value!r}`; it must be from 1 to 2**31 - 1, "
-            "because the step is an int32."
-        )
-    return number
 
 
 def _check_many(value: Any, name: str, owner: str, example: str) -> None:
@@ -42,12 +23,59 @@ def _check_many(value: Any, name: str, owner: str, example: str) -> None:
         )
 
 
+class Report(NamedTuple):
+    """What a callback has measured last, and how often it has measured it.
+
+    Attributes:
+        value: A float32 scalar; NaN before the first time.
+        times: An int32 scalar.
+    """
+
+    value: Any
+    times: Any
+
+
+class Outcome(NamedTuple):
+    """What came of one step, for a selector that remembers.
+
+    Attributes:
+        step: The step as the selector saw it.
+        num: How many branches there are.
+        branch: The branch that ran.
+        metrics: What it reported, by name, `"loss"` among it. Each has a `value`, and
+            is `present` or not.
+        reports: What callbacks measured, by name, as far as a selector watches it.
+    """
+
+    step: Step
+    num: int
+    branch: Step
+    metrics: Mapping[str, Metric]
+    reports: Mapping[str, Report]
+
+
 class AbstractSelector(eqx.Module):
     """Picks one of several branches from the step, inside the compiled step.
 
     Subclass it for a rule of your own: `__call__` is traced, so it uses `jax.numpy` and
-    no Python `if` on the step.
+    no Python `if` on the step. It may ask by name for `key`, this step's random key,
+    and for `num_steps`, the total at which the run stops.
+
+    One that chooses by what was seen before has a memory as well. `init` makes it,
+    `after` renews it once the branch has run, and `__call__` asks for `memory` by name.
+
+    Attributes:
+        in_phases: Whether every branch has its turn once, in order. Updates that take
+            over from each other may own the same parameters.
+        watches: Names of metrics that callbacks report and this selector looks at.
     """
+
+    in_phases: ClassVar[bool] = False
+
+    @property
+    def watches(self) -> tuple[str, ...]:
+        """Names of metrics from callbacks; see the class."""
+        return ()
 
     @abc.abstractmethod
     def __call__(self, step: Step, num: int) -> tuple[Step, Step]:
@@ -61,6 +89,24 @@ class AbstractSelector(eqx.Module):
             The branch's index, from 0 up to and excluding `num`, and how many steps
             that branch has had before this one. Both int32 scalars.
         """
+
+    def init(self, num: int) -> PyTree:
+        """Make the memory before the first step: arrays, or None for no memory."""
+        del num
+        return None
+
+    def after(self, memory: PyTree, outcome: Outcome) -> PyTree:
+        """Renew the memory once the branch has run. Traced.
+
+        Args:
+            memory: What `init` or the last call returned.
+            outcome: What came of the step.
+
+        Returns:
+            The new memory, of the same structure, shapes and dtypes.
+        """
+        del outcome
+        return memory
 
     def check(self, num: int) -> None:
         """Raise ValueError if this selector cannot drive `num` branches."""
@@ -95,7 +141,7 @@ class Every(AbstractSelector):
 
     def check(self, num: int) -> None:
         """Raise ValueError if a whole round is too long for an int32."""
-        if self.every * num > _INT32_MAX:
+        if self.every * num > INT32_MAX:
             raise ValueError(
                 f"`Every({self.every})` with {num} branches has a round of "
                 f"{self.every * num} steps, which an int32 step never completes."
@@ -138,7 +184,7 @@ class Cycle(AbstractSelector):
     def __init__(self, counts: Sequence[int]):
         _check_many(counts, "counts", "Cycle", "(5, 1)")
         self.counts = tuple(positive_int(c, "a count of `Cycle`") for c in counts)
-        if sum(self.counts) > _INT32_MAX:
+        if sum(self.counts) > INT32_MAX:
             raise ValueError(
                 f"`Cycle` has a round of {sum(self.counts)} steps, which an int32 "
                 "step never completes."
@@ -171,33 +217,47 @@ class At(AbstractSelector):
     and from step 300 on branch 2 runs. A boundary is the first step of the branch
     after it, and that branch counts its own steps from there.
 
+    A float is a fraction of the run: with `(0.5,)` and `num_steps=1_000` branch 1 runs
+    from step 500 on. It is rounded down to a whole step.
+
     Attributes:
         boundaries: The first step of every branch but the first, each at least 1 and
-            above the one before it.
+            above the one before it; or fractions of the run, above 0 and below 1.
 
     Raises:
-        TypeError: A boundary is not a whole number.
-        ValueError: A boundary is below 1 or not above the one before it, or their
+        TypeError: A boundary is not a number.
+        ValueError: A boundary is out of bounds or not above the one before it, or their
             number is not one less than the number of branches driven.
 
     Example:
         >>> which = At((2, 3))
         >>> [tuple(map(int, which(jnp.int32(s), 3))) for s in range(5)]
         [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+        >>> which = At((0.5,))
+        >>> [int(which(jnp.int32(s), 2, num_steps=jnp.int32(4))[0]) for s in range(4)]
+        [0, 0, 1, 1]
     """
 
-    boundaries: tuple[int, ...]
+    in_phases: ClassVar[bool] = True
+    boundaries: tuple[int | float, ...]
 
-    def __init__(self, boundaries: Sequence[int]):
+    def __init__(self, boundaries: Sequence[int | float]):
         _check_many(boundaries, "boundaries", "At", "[1_000]")
         self.boundaries = tuple(
-            positive_int(b, "a boundary of `At`") for b in boundaries
+            steps_or_fraction(b, "a boundary of `At`") for b in boundaries
         )
-        if sorted(set(self.boundaries)) != list(self.boundaries):
-            raise ValueError(
-                f"`At` has boundaries `{self.boundaries}`; each must be above the one "
-                "before it, or a branch would have no step."
-            )
+        for kind in (int, float):
+            alike = [b for b in self.boundaries if isinstance(b, kind)]
+            if sorted(set(alike)) != alike:
+                raise ValueError(
+                    f"`At` has boundaries `{self.boundaries}`; each must be above the "
+                    "one before it, or a branch would have no step."
+                )
+
+    @property
+    def in_fractions(self) -> bool:
+        """Whether it has to be told the run's total."""
+        return any(isinstance(b, float) for b in self.boundaries)
 
     def check(self, num: int) -> None:
         """Raise ValueError unless there is one boundary between every two branches."""
@@ -208,9 +268,16 @@ class At(AbstractSelector):
                 "branches. Give one boundary fewer than there are branches."
             )
 
-    def __call__(self, step: Step, num: int) -> tuple[Step, Step]:
+    def __call__(
+        self, step: Step, num: int, *, num_steps: Step | None = None
+    ) -> tuple[Step, Step]:
         """Pick the branch; see `AbstractSelector.__call__`."""
         del num
-        starts = np.asarray((0, *self.boundaries), np.int32)
+        if not self.in_fractions:
+            starts = jnp.asarray((0, *self.boundaries), jnp.int32)
+        else:
+            found = [steps_of(b, num_steps) for b in self.boundaries]
+            # Of steps and fractions together, the later one may come out first.
+            starts = jax.lax.cummax(jnp.stack([jnp.int32(0), *found]))
         index = jnp.sum(step >= starts[1:], dtype=jnp.int32)
-        return index, step - jnp.asarray(starts)[index]
+        return index, step - starts[index]

@@ -5,6 +5,7 @@ from typing import final
 import equinox as eqx
 from jaxtyping import PyTree
 
+from trainer._memory import Memory
 from trainer._types import Key, Model, Step
 
 
@@ -22,6 +23,9 @@ class TrainState(eqx.Module):
         model: The model, as given, with every array strongly typed.
         model_state: The `eqx.nn.State` of a model with BatchNorm or the like, or None.
         opt_state: What the update's optimizer remembers.
+        memory: What selectors, adaptive weights and loss scales remember.
+        extra: What transforms keep, by name: averages of the model.
+        source: What a `tr.AbstractSampler` carries along, or None.
         key: The run's random key. It never changes: the update of a step uses
             `jax.random.fold_in(key, step)`.
     """
@@ -32,3 +36,6 @@ class TrainState(eqx.Module):
     model_state: PyTree
     opt_state: PyTree
     key: Key
+    memory: Memory = eqx.field(default_factory=Memory)
+    extra: PyTree = eqx.field(default_factory=dict)
+    source: PyTree = None

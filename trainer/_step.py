@@ -17,12 +17,11 @@ from trainer._baked import Baked
 from trainer._compiles import CompileCounter
 from trainer._cost import choose_steps_per_call
 from trainer._explain import explain_trace
-from trainer._losses import Given
 from trainer._metrics import MetricBuffer
+from trainer._program import Program
 from trainer._state import TrainState
 from trainer._tree import canonical, first_difference, struct
 from trainer._types import RecompileError
-from trainer._update import AbstractUpdate, call_update
 from trainer.data import AbstractSource, Chunk, Layout
 
 
@@ -48,7 +47,7 @@ class CompiledStep:
 
     def __init__(
         self,
-        update: AbstractUpdate,
+        program: Program,
         state: TrainState,
         source: AbstractSource,
         content: PyTree,
@@ -63,13 +62,13 @@ class CompiledStep:
         self._arrays, self._static = jtu.tree_map(struct, arrays), static
         self._treedef = jtu.tree_structure(arrays)
         self._home = state.step.sharding
-        program, rest = eqx.partition(self._placed(update), eqx.is_array)
+        arrays_of, rest = eqx.partition(self._placed(program), eqx.is_array)
         one_step = _one_step(static, rest, source)
         epoch = jax.ShapeDtypeStruct((), jnp.int32)
-        self.baked = Baked(update)
+        self.baked = Baked(program)
         with explain_trace():
             closed, found, found_static = eqx.filter_make_jaxpr(one_step)(
-                self._arrays, program, self._resident, like, epoch
+                self._arrays, arrays_of, self._resident, like, epoch
             )
         self.baked.traced()
         out_state, metrics = eqx.combine(found, found_static)
@@ -86,7 +85,7 @@ class CompiledStep:
         # XLA would copy them into it, and try to fold what is computed from them.
         large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
         self._constants = self._placed([closed.consts[i] for i in large])
-        self._program = jtu.tree_leaves(program)
+        self._program = jtu.tree_leaves(arrays_of)
         function = self._function(_hoisted(closed, large), jtu.tree_structure(found))
         jitted: Any = eqx.filter_jit(function, donate="all-except-first")
         chunk = Chunk(self.layout)
@@ -255,16 +254,13 @@ def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
         arrays: Any, program: Any, resident: Any, content: Any, epoch: Any
     ) -> Any:
         state: TrainState = eqx.combine(arrays, static)
-        update = eqx.combine(program, rest)
-        batch, mask = source.fetch(resident, content)
+        whole: Program = eqx.combine(program, rest)
         key = jr.fold_in(state.key, state.step)
-        given = Given(state.step, epoch, key, mask, state.model_state)
-        model, opt_state, metrics, model_state = call_update(
-            update, state.model, state.opt_state, batch, given
+        at = {"step": state.step, "key": key}
+        batch, mask, carry = source.draw(
+            resident, content, state.source, state.model, **at
         )
-        state = TrainState(
-            state.step + 1, epoch, model, model_state, opt_state, state.key
-        )
+        state, metrics = whole.step(state, batch, mask, epoch, carry)
         return jtu.tree_map(_strong, state), metrics
 
     return one_step

@@ -3,21 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PyTree
 
 from trainer._composed import (
     AbstractComposed,
     branches_of,
     check_unit,
-    combine,
-    Evaluate,
+    Evaluation,
     named_losses,
     Unit,
 )
 from trainer._losses import Given, name_of, Output
+from trainer._memory import own_of, part_of, renewed
 from trainer._metrics import Metric, switch
-from trainer._selectors import AbstractSelector, At, Cycle, Every
-from trainer._tree import describe
+from trainer._pick import check_selector, init_picked, pick, picked
+from trainer._selectors import AbstractSelector, At, Cycle, Every, Outcome
 
 
 @final
@@ -45,6 +46,7 @@ class Switch(AbstractComposed):
         ValueError: The selector cannot drive this many losses.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> def near(model, batch): return jnp.abs(model)
         >>> def far(model, batch): return model**2
         >>> loss = Switch(Every(10), [near, far])
@@ -65,19 +67,9 @@ class Switch(AbstractComposed):
         *,
         by: Unit = "step",
     ):
-        if not isinstance(selector, AbstractSelector):
-            raise TypeError(
-                f"`{selector!r}` is not a selector. Use `tr.Every`, `tr.Cycle`, "
-                "`tr.At`, or a subclass of `tr.AbstractSelector`."
-            )
-        self.selector = selector
         self.names, self.losses = named_losses(losses, "Switch")
-        self.by = check_unit(by)
-        selector.check(len(self.losses))
-
-    def parts(self) -> dict[str, Any]:
-        """The losses, by name."""
-        return dict(zip(self.names, self.losses, strict=True))
+        self.selector, self.by = selector, check_unit(by)
+        check_selector(selector, len(self.losses), by)
 
     def branches(self) -> dict[str, tuple[str, ...]]:
         """Names of the branches, here and below."""
@@ -86,31 +78,36 @@ class Switch(AbstractComposed):
             found |= {_inner(name, k): v for k, v in branches_of(loss).items()}
         return found
 
-    def combine(self, evaluate: Evaluate, given: Given) -> Output:
+    def own_memory(self) -> PyTree:
+        """What the selector remembers."""
+        return init_picked(self.selector, len(self.names))
+
+    def combine(self, evaluate: Evaluation, given: Given) -> Output:
         """Evaluate the selected loss; see `AbstractComposed.combine`."""
+        memory, names = given.memory, self.names
         count = given.step if self.by == "step" else given.epoch
-        picked = self.selector(count, len(self.losses))
-        if not isinstance(picked, tuple) or len(picked) != 2:
-            raise TypeError(
-                f"`{type(self.selector).__name__}` returned `{describe(picked)}`. A "
-                "selector returns the branch's index and how many steps it has had."
-            )
-        index, local = (jnp.asarray(x, jnp.int32) for x in picked)
-        # What is recorded is what runs: `lax.switch` takes the nearest branch there is.
-        index = jnp.clip(index, 0, len(self.losses) - 1)
-        given = given._replace(**{self.by: local})
+        own = own_of(memory)
+        index, local = pick(self.selector, names, count, given, own, evaluate.trains)
+        inner = given._replace(**{self.by: local})
 
         def branch(name: str, loss: Any) -> Any:
             def run(given: Given) -> Any:
-                value, metrics, state = combine(loss, evaluate, given)
-                renamed = {_inner(name, k): v for k, v in metrics.items()}
-                return (value, state), renamed
+                memory, part = given.memory, part_of(given.memory, name)
+                found = evaluate(loss, given._replace(memory=part))
+                renamed = {_inner(name, k): v for k, v in found.metrics.items()}
+                memory = renewed(memory, own_of(memory), {name: found.memory})
+                return (found.value, found.state, memory), renamed
 
             return run
 
         functions = [branch(name, loss) for name, loss in self.parts().items()]
-        (value, state), metrics = switch(index, functions, given)
-        return Output(value, {**metrics, "branch": Metric(index)}, state)
+        (value, state, memory), metrics = switch(index, functions, inner)
+        metrics = {**metrics, "branch": Metric(index)}
+        if memory is not None and own is not None and evaluate.trains:
+            seen = {**metrics, "loss": Metric(jtu.tree_leaves(value)[0])}
+            outcome = Outcome(count, len(names), index, seen, given.reports)
+            memory = renewed(memory, picked(self.selector, own, outcome, local), {})
+        return Output(value, metrics, state, memory)
 
 
 def _inner(branch: str, metric: str) -> str:
@@ -127,6 +124,7 @@ def switch_every(every: int, *losses: Any, by: Unit = "step") -> Switch:
         by: What is counted: `"step"` or `"epoch"`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> def data_loss(model, batch): return model
         >>> def physics_loss(model, batch): return -model
         >>> loss = switch_every(100, data_loss, physics_loss)
@@ -149,6 +147,7 @@ def alternate(*losses: Any, counts: Sequence[int] | None = None) -> Switch:
         counts: Steps per turn, one per loss; one each if not given.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> def a(model, batch): return model
         >>> def b(model, batch): return -model
         >>> loss = alternate(a, b, counts=(2, 1))
@@ -160,7 +159,7 @@ def alternate(*losses: Any, counts: Sequence[int] | None = None) -> Switch:
 
 def piecewise(
     losses: Mapping[str, Any] | Sequence[Any],
-    boundaries: Sequence[int],
+    boundaries: Sequence[int | float],
     *,
     by: Unit = "step",
 ) -> Switch:
@@ -169,10 +168,11 @@ def piecewise(
     Args:
         losses: The losses, in order; a dict names them.
         boundaries: First step (or epoch) of every loss but the first. That loss sees it
-            as its own step 0.
+            as its own step 0. A float is a fraction of the run: `0.5` is half of it.
         by: What is counted: `"step"` or `"epoch"`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> def pretrain(model, batch, *, step): return model + step
         >>> def finetune(model, batch, *, step): return model - step
         >>> loss = piecewise([pretrain, finetune], boundaries=[10])

@@ -1,7 +1,7 @@
 """The Trainer: one compiled step, and the loop around it."""
 
-import itertools
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, final, Literal
 
 import jax.numpy as jnp
@@ -9,32 +9,30 @@ import jax.random as jr
 import optax
 
 from trainer._callback import AbstractCallback, check_callbacks
+from trainer._checks import check_ends, check_key, check_model, split_model
+from trainer._counts import positive_int
 from trainer._evaluate import Evaluator
-from trainer._frozen import Frozen
+from trainer._fitting import check_watched, Fitting
+from trainer._guard import check_nonfinite, Nonfinite
 from trainer._history import History
-from trainer._loop import Loop, Watch
-from trainer._program import (
-    check_ends,
-    check_key,
-    check_model,
-    make_program,
-    split_model,
-)
+from trainer._loop import Watch
+from trainer._make_update import make_update
+from trainer._memory import part_of
+from trainer._parts import Parts
+from trainer._program import Program
 from trainer._result import FitResult
-from trainer._selectors import positive_int
 from trainer._state import TrainState
-from trainer._step import CompiledStep
-from trainer._tree import canonical
+from trainer._transforms import AbstractTransform
 from trainer._types import Key
 from trainer._update import AbstractUpdate
 from trainer.callbacks import Progress
-from trainer.data import AbstractSource, as_source, Wanted
+from trainer.data import as_source
 
 
 _FINAL = ("init", "fit", "evaluate")
 
 
-class Trainer(Frozen):
+class Trainer(Fitting):
     """Trains a model with one step that is compiled once.
 
     Give it a loss and an optimizer; or an update; or subclass it and override `loss`
@@ -49,8 +47,14 @@ class Trainer(Frozen):
         loss: A function `(model, batch)` that returns a scalar, or `(scalar, metrics)`,
             and may ask for `step`, `epoch`, `key`, `mask` and `state` by name; a
             `tr.AbstractLoss`; or a schedule of them.
-        optimizer: An `optax.GradientTransformation`.
+        optimizer: An `optax.GradientTransformation`, or `tr.Parts`.
         update: In the place of both: a `tr.AbstractUpdate`.
+        transforms: What is done to the model after each update, by name and in order:
+            averages, target networks, projections.
+        nonfinite: What to do when a step makes the loss or the state infinite or NaN.
+            `"skip"` leaves the step out: model, optimizer and averages stay as they
+            were. `"raise"` ends the run with a `NonfiniteError` and keeps the state
+            before it. None goes on, and warns of a loss that is not finite.
         steps_per_call: How many steps one call of the compiled function runs at most.
             It changes how long a run takes and nothing else. `"auto"` chooses it from
             the cost of a step.
@@ -85,9 +89,11 @@ class Trainer(Frozen):
     def __init__(
         self,
         loss: Any = None,
-        optimizer: optax.GradientTransformation | None = None,
+        optimizer: optax.GradientTransformation | Parts | None = None,
         *,
         update: AbstractUpdate | None = None,
+        transforms: Mapping[str, AbstractTransform] | None = None,
+        nonfinite: Nonfinite | None = None,
         steps_per_call: int | Literal["auto"] = "auto",
     ):
         self.last_state, self.last_history = None, None
@@ -96,7 +102,7 @@ class Trainer(Frozen):
             steps_per_call = positive_int(steps_per_call, "`steps_per_call`")
         self.steps_per_call: int | Literal["auto"] = steps_per_call
         cls = type(self)
-        self.program: AbstractUpdate = make_program(
+        own = make_update(
             cls.__name__,
             loss,
             optimizer,
@@ -104,6 +110,7 @@ class Trainer(Frozen):
             None if cls.loss is Trainer.loss else self.loss,
             None if cls.update is Trainer.update else self.update,
         )
+        self.program = Program(own, transforms, check_nonfinite(nonfinite))
 
     def __init_subclass__(cls, **kwargs: Any):
         """Refuse a subclass that overrides what it may not."""
@@ -149,12 +156,10 @@ class Trainer(Frozen):
                 state and a loss asks for it.
         """
         model, model_state = split_model(model)
-        check_model(model, model_state, self.program)
+        check_model(model, model_state, self.program.update)
         key = jr.key(0) if key is None else key
         check_key(key)
-        model = canonical(model)
-        zero, opt_state = jnp.int32(0), self.program.init(model)
-        return canonical(TrainState(zero, zero, model, model_state, opt_state, key))
+        return self.program.init(model, model_state, key)
 
     @final
     def fit(
@@ -197,75 +202,45 @@ class Trainer(Frozen):
         check_callbacks(callbacks)
         if isinstance(model, TrainState) and key is not None:
             raise TypeError("A TrainState has its key already; `key` starts a new run.")
-        continues = isinstance(model, TrainState)
-        first = int(model.step) if continues else 0
-        start = lambda: canonical(model) if continues else self.init(model, key=key)
-        source, history = as_source(data), History(self.program.branches())
+        check_watched(self.program, callbacks)
+        source, history = as_source(data), History(self.program.update.branches())
         self.last_history = history
         total = num_steps if num_epochs is None else source.num_steps(num_epochs)
+        first = int(model.step) if isinstance(model, TrainState) else 0
         bar = Progress(first, total, history.branches, not progress)
         watch = Watch(history, bar, callbacks, self.evaluate)
         try:
-            return self._run(start, first, source, num_steps, num_epochs, watch)
+            if not isinstance(model, TrainState):
+                model = self.init(model, key=key)
+            return self._run(model, source, num_steps, num_epochs, watch)
         finally:
             bar.close()
 
-    def _run(
-        self,
-        start: Callable[[], TrainState],
-        first: int,
-        source: AbstractSource,
-        num_steps: int | None,
-        num_epochs: int | None,
-        watch: Watch,
-    ) -> FitResult:
-        state = start()
-        if self._compiled is not None:
-            self._compiled.check_state(state, source)
-        self.last_state = state
-        ended = num_steps is not None and first >= num_steps
-        items = source.items(self._wanted(state.key, first, num_epochs))
-        item = None if ended else next(items, None)
-        if item is None:
-            reason = "num_steps" if ended else "num_epochs"
-            return FitResult(state, watch.history, reason, self._compiles(), 0.0, 0.0)
-        compile_seconds = 0.0
-        if self._compiled is None:
-            self._compiled = CompiledStep(
-                self.program,
-                state,
-                source,
-                item.content,
-                self.steps_per_call,
-                watch.period,
+    @final
+    def evaluated_model(self, state: TrainState, using: str) -> Any:
+        """The model that is meant to be evaluated, in the place of the one trained.
+
+        Args:
+            state: A TrainState.
+            using: Name of a transform that keeps an average, such as a `tr.EMA`; or
+                `"optimizer"`, for schedule-free optimizers, which evaluate other
+                parameters than they train.
+
+        Raises:
+            KeyError: There is no transform of that name.
+            TypeError: `state` is a model, which has no average.
+        """
+        if not isinstance(state, TrainState):
+            raise TypeError(
+                f"`using={using!r}` needs a TrainState, which holds the average; "
+                f"`{type(state).__name__}` was given. Pass `result.state`."
             )
-            compile_seconds = self._compiled.seconds
-        watch.progress.compiled()
-        items = itertools.chain([item], items)
-        loop = Loop(self._compiled, state, first, source, items, watch)
-        try:
-            loop.run(num_steps)
-        finally:
-            self.last_state = start() if loop.is_lost() else loop.state()
-        return FitResult(
-            self.last_state,
-            watch.history,
-            loop.stop_reason or "",
-            self._compiles(),
-            compile_seconds,
-            loop.seconds,
-        )
-
-    def _wanted(self, key: Key, first: int, num_epochs: int | None) -> Wanted:
-        asked = self.program.takes("mask")
-        like = None if self._compiled is None else self._compiled.layout.like
-        return Wanted(first, num_epochs, key, any(asked), all(asked), like)
-
-    def _compiles(self) -> int:
-        return 0 if self._compiled is None else self._compiled.compiles
+        return self.program.evaluated(state, using)
 
     @final
-    def evaluate(self, model: Any, data: Any, *, loss: Any = None) -> dict[str, float]:
+    def evaluate(
+        self, model: Any, data: Any, *, loss: Any = None, using: str | None = None
+    ) -> dict[str, float]:
         """Average the loss and its metrics over data, in inference mode.
 
         Dropout is off, BatchNorm uses its running statistics and does not change them,
@@ -282,6 +257,9 @@ class Trainer(Frozen):
                 form of a loss; an accuracy may be one. One function object is compiled
                 once, so give the same each time.
 
+            using: Name of the transform whose average is evaluated in the place of
+                the model, or `"optimizer"`; see `evaluated_model`.
+
         Returns:
             `"loss"`, and every metric, as floats.
 
@@ -289,11 +267,15 @@ class Trainer(Frozen):
             ValueError: There are no batches.
             TypeError: The Trainer has no loss of its own, and none is given.
         """
-        if loss is None:
-            own = None if type(self).loss is Trainer.loss else self.loss
-            loss = getattr(self.program, "loss", own)
+        own = None if type(self).loss is Trainer.loss else self.loss
+        own = getattr(self.program.update, "loss", own)
+        loss = own if loss is None else loss
+        if using is not None:
+            model = dataclasses.replace(model, model=self.evaluated_model(model, using))
         if not isinstance(model, TrainState):
             model, model_state = split_model(model)
             zero = jnp.int32(0)
             model = TrainState(zero, zero, model, model_state, None, jr.key(0))
-        return self._evaluator(loss, model, data)
+        kept = part_of(model.memory.program, "loss") if loss is own else None
+        memory = dataclasses.replace(model.memory, program=kept)
+        return self._evaluator(loss, dataclasses.replace(model, memory=memory), data)

@@ -1,17 +1,16 @@
 """Updates: from the gradient of a loss to the next model."""
 
 import abc
-from typing import Any, final, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
-import optax
+import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from trainer._composed import branches_of, check_loss, evaluate_loss, takes
-from trainer._grad import value_and_grad
 from trainer._losses import asked_for, Given, name_of, value_of
+from trainer._memory import Node
 from trainer._metrics import as_metrics, Metric
-from trainer._tree import parameters
+from trainer._tree import describe
 from trainer._types import Batch, Model
 
 
@@ -25,6 +24,7 @@ class Updated(NamedTuple):
     opt_state: PyTree
     metrics: dict[str, Metric]
     state: Any
+    memory: Any = None
 
 
 class AbstractUpdate(eqx.Module):
@@ -43,6 +43,14 @@ class AbstractUpdate(eqx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Update the model once; see the class."""
 
+    def owned(self, model: Model) -> PyTree:
+        """Mark the arrays that this update may change: a tree of bools like the model.
+
+        All of them by default. Override it to take turns with other updates in a
+        `tr.SwitchUpdate` or a `tr.JointUpdate`, whose parts share no array.
+        """
+        return jtu.tree_map(eqx.is_array, model)
+
     def takes(self, name: str) -> list[bool]:
         """Whether each loss in it asks for `name`; by default, whether it does."""
         return [name in asked_for(self.asker(), UPDATE_ARGUMENTS, "update")]
@@ -55,60 +63,42 @@ class AbstractUpdate(eqx.Module):
         """For every metric that is a branch's index: the names of the branches."""
         return {}
 
+    def memory(self) -> Node | None:
+        """What it remembers before the first step; None for nothing."""
+        return None
 
-@final
-class Minimize(AbstractUpdate):
-    """Follow the gradient of one loss with one Optax optimizer.
+    def evaluated(self, model: Model, opt_state: PyTree) -> Model:
+        """The model that the optimizer means to be evaluated; by default, as it is."""
+        del opt_state
+        return model
 
-    The optimizer sees the model's inexact arrays as its parameters: functions, integer
-    tables and keys in the model are left alone. An optimizer that takes `value`,
-    `grad` or `value_fn` is given them, as L-BFGS and `reduce_on_plateau` need.
-
-    Reports `loss`: the loss at the parameters the step started from.
-
-    Attributes:
-        loss: A function `(model, batch)`, a `tr.AbstractLoss`, or a schedule of them.
-        optimizer: An `optax.GradientTransformation`.
-
-    Raises:
-        TypeError: One of the two is something else.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> def square(model, batch): return model**2
-        >>> update = Minimize(square, optax.sgd(0.25))
-        >>> model = jnp.float32(1.0)
-        >>> step, epoch = jnp.int32(0), jnp.int32(0)
-        >>> model, _, metrics, _ = update(
-        ...     model, update.init(model), None, step=step, epoch=epoch
-        ... )
-        >>> float(model), float(metrics["loss"].value)
-        (0.5, 1.0)
-    """
-
-    loss: Any
-    optimizer: optax.GradientTransformation
-
-    def __init__(self, loss: Any, optimizer: optax.GradientTransformation):
-        check_loss(loss)
-        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+    def run(
+        self, model: Model, opt_state: PyTree, batch: Batch, given: Given
+    ) -> Updated:
+        """Call it with what it asks for, and check what it returns."""
+        asker = self.asker()
+        names = asked_for(asker, UPDATE_ARGUMENTS, "update")
+        arguments = {name: value_of(name, given, asker) for name in names}
+        returned = self(model, opt_state, batch, **arguments)
+        expected = 4 if "state" in names else 3
+        if not isinstance(returned, tuple) or len(returned) != expected:
             raise TypeError(
-                f"`{optimizer!r}` is not an optimizer. Use one of Optax's, "
-                "such as `optax.adam(1e-3)`."
+                f"`{name_of(asker)}` must return `(model, opt_state, metrics)`, and "
+                "the new state last if it asks for `state`."
             )
-        self.loss, self.optimizer = loss, optimizer
+        model, opt_state, metrics, *state = returned
+        metrics = as_metrics(metrics, name_of(asker))
+        return Updated(model, opt_state, metrics, state[0] if state else given.state)
 
-    def init(self, model: Model) -> PyTree:
-        """Make the optimizer's state for the model's inexact arrays."""
-        return self.optimizer.init(parameters(model))
 
-    def takes(self, name: str) -> list[bool]:
-        """Whether each loss that is not composed of others asks for `name`."""
-        return takes(self.loss, name)
+class AbstractOwnUpdate(AbstractUpdate):
+    """An update of this package: it is told everything, and may remember something."""
 
-    def branches(self) -> dict[str, tuple[str, ...]]:
-        """Names of the branches of every Switch in the loss."""
-        return branches_of(self.loss)
+    @abc.abstractmethod
+    def run(
+        self, model: Model, opt_state: PyTree, batch: Batch, given: Given
+    ) -> Updated:
+        """Update the model once."""
 
     def __call__(
         self,
@@ -122,50 +112,23 @@ class Minimize(AbstractUpdate):
         mask: Any = None,
         state: Any = None,
     ) -> Any:
-        """Update the model once; see `AbstractUpdate`."""
+        """Update the model once; see `AbstractUpdate`. Returns the state as well."""
+        if self.memory() is not None:
+            raise TypeError(
+                f"`{type(self).__name__}` remembers what was before, and is called by "
+                "itself. Give it to a Trainer, which keeps what it remembers."
+            )
         given = Given(step, epoch, key, mask, state)
-        (value, grad), metrics, state = value_and_grad(self.loss, model, batch, given)
-        params, rest = eqx.partition(model, eqx.is_inexact_array)
-
-        def value_fn(params: PyTree) -> Any:
-            model = eqx.combine(params, rest)
-            return evaluate_loss(self.loss, model, batch, given).value
-
-        optimizer = optax.with_extra_args_support(self.optimizer)
-        updates, opt_state = optimizer.update(
-            grad, opt_state, params, value=value, grad=grad, value_fn=value_fn
-        )
-        model = eqx.apply_updates(model, updates)
-        return model, opt_state, {"loss": Metric(value), **metrics}, state
+        updated = self.run(model, opt_state, batch, given)
+        return updated[:4]
 
 
 def check_update(update: Any) -> None:
     """Raise TypeError unless `update` can be used as one."""
     if not isinstance(update, AbstractUpdate):
         raise TypeError(
-            f"`{update!r}` is not an update. Use `tr.Minimize(loss, optimizer)`, or a "
-            "subclass of `tr.AbstractUpdate`."
+            f"`{describe(update)}` is not an update. Use `tr.Minimize(loss, "
+            "optimizer)`, or a subclass of `tr.AbstractUpdate`."
         )
-    if not isinstance(update, Minimize):
-        asked_for(update, UPDATE_ARGUMENTS, "update")
-
-
-def call_update(
-    update: Any, model: Model, opt_state: PyTree, batch: Batch, given: Given
-) -> Updated:
-    """Call an update with what it asks for, and check what it returns."""
-    if isinstance(update, Minimize):
-        return Updated(*update(model, opt_state, batch, **given._asdict()))
-    asker = update.asker()
-    names = asked_for(asker, UPDATE_ARGUMENTS, "update")
-    arguments = {name: value_of(name, given, asker) for name in names}
-    returned = update(model, opt_state, batch, **arguments)
-    expected = 4 if "state" in names else 3
-    if not isinstance(returned, tuple) or len(returned) != expected:
-        raise TypeError(
-            f"`{name_of(asker)}` must return `(model, opt_state, metrics)`, and the "
-            "new state last if it asks for `state`."
-        )
-    model, opt_state, metrics, *state = returned
-    metrics = as_metrics(metrics, name_of(asker))
-    return Updated(model, opt_state, metrics, state[0] if state else given.state)
+    if not isinstance(update, AbstractOwnUpdate):
+        asked_for(update.asker(), UPDATE_ARGUMENTS, "update")

@@ -7,30 +7,32 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from trainer._composed import (
     AbstractComposed,
     branches_of,
     check_unit,
-    combine,
-    Evaluate,
+    Evaluation,
     named_losses,
     Unit,
 )
-from trainer._explain import explain_trace
+from trainer._counts import call_schedule, check_unit_of
 from trainer._losses import AbstractJoint, call_leaf, Given, Output
+from trainer._memory import part_of, renewed
 from trainer._metrics import Metric, switch
+from trainer._schedules import check_schedule
 from trainer._tree import trace_once
 from trainer._types import Batch, Model
 
 
 @final
-class _Sum(AbstractJoint):
+class Sum(AbstractJoint):
     """The terms of a WeightedSum that always run: one forward pass, one gradient."""
 
     names: tuple[str, ...]
     losses: tuple[Any, ...]
-    weights: tuple[float, ...]
+    weights: tuple[Any, ...]
 
     def joint(self, model: Model, batch: Batch, given: Given) -> Output:
         """Add the terms up; each gets the state that the one before returned."""
@@ -38,15 +40,15 @@ class _Sum(AbstractJoint):
         for name, loss, weight in zip(
             self.names, self.losses, self.weights, strict=True
         ):
-            value, inner, state = call_leaf(loss, model, batch, given)
+            value, inner, state, _ = call_leaf(loss, model, batch, given)
             given = given._replace(state=state)
             weighted = weight * value
             total = weighted if total is None else total + weighted
-            metrics |= _term_metrics(name, value, inner)
+            metrics |= term_metrics(name, value, inner)
         return Output(total, metrics, given.state)
 
 
-def _term_metrics(name: str, value: Any, inner: Mapping[str, Metric]) -> dict[str, Any]:
+def term_metrics(name: str, value: Any, inner: Mapping[str, Metric]) -> dict[str, Any]:
     return {name: Metric(value), **{f"{name}/{k}": v for k, v in inner.items()}}
 
 
@@ -88,12 +90,8 @@ class WeightedSum(AbstractComposed):
 
     def __init__(self, *, by: Unit = "step", **terms: Any):
         pairs = {n: t if isinstance(t, tuple) else (1.0, t) for n, t in terms.items()}
+        check_terms(terms, "WeightedSum")
         for name, pair in pairs.items():
-            if name in ("loss", "branch", "weight"):
-                raise ValueError(
-                    f"A term of `WeightedSum` is named `{name}`, which the history "
-                    "uses for something else. Give it another name."
-                )
             if len(pair) != 2:
                 raise TypeError(
                     f"Term `{name}` of `WeightedSum` is a tuple of {len(pair)}. A term "
@@ -103,39 +101,39 @@ class WeightedSum(AbstractComposed):
         self.names, self.losses = named_losses(losses, "WeightedSum")
         self.weights = tuple(_check_weight(n, w) for n, (w, _) in pairs.items())
         self.by = check_unit(by)
-
-    def parts(self) -> dict[str, Any]:
-        """The terms' losses, by name."""
-        return dict(zip(self.names, self.losses, strict=True))
+        for name, weight in zip(self.names, self.weights, strict=True):
+            check_unit_of(weight, by, f"weight of {name}")
 
     def branches(self) -> dict[str, tuple[str, ...]]:
         """Names of the branches of every Switch among the terms."""
-        return {
-            f"{name}/{metric}": names
-            for name, loss in self.parts().items()
-            for metric, names in branches_of(loss).items()
-        }
+        return term_branches(self)
 
-    def combine(self, evaluate: Evaluate, given: Given) -> Output:
+    def combine(self, evaluate: Evaluation, given: Given) -> Output:
         """Evaluate the terms of weight other than 0; see `AbstractComposed.combine`."""
         count = given.step if self.by == "step" else given.epoch
+        memory, parts = given.memory, {}
         outputs, metrics = [], {}
         for group in self._groups(given.state is not None):
             if _always_runs(*group[0][1:]):
-                value, inner, state = evaluate(_Sum(*zip(*group, strict=True)), given)
+                terms = Sum(*zip(*group, strict=True))
+                value, inner, state, _ = evaluate(terms, given)
             else:
                 ((name, loss, weight),) = group
-                now = weight(count) if callable(weight) else weight
-                now = jnp.asarray(now, float)
-                value, inner, state = _term(evaluate, name, loss, now, given)
-                if callable(weight):
+                is_schedule = callable(weight)
+                if is_schedule:
+                    weight = call_schedule(weight, count, given.num_steps)
+                now, part = jnp.asarray(weight, float), part_of(memory, name)
+                found = _term(evaluate, name, loss, now, given._replace(memory=part))
+                value, inner, state, parts[name] = found
+                if is_schedule:
                     inner = {**inner, f"weight/{name}": Metric(now)}
             outputs, given = [*outputs, value], given._replace(state=state)
             metrics = {**metrics, **inner}
         total = outputs[0]
         for output in outputs[1:]:
             total = jtu.tree_map(lambda a, b: a + b, total, output)
-        return Output(total, metrics, given.state)
+        memory = renewed(memory, None, parts)
+        return Output(total, metrics, given.state, memory)
 
     def _groups(self, in_order: bool) -> list[list[tuple[str, Any, Any]]]:
         """Terms that are evaluated together: those that always run; each other alone.
@@ -154,6 +152,25 @@ class WeightedSum(AbstractComposed):
         return groups
 
 
+def check_terms(terms: Mapping[str, Any], owner: str) -> None:
+    """Raise ValueError for a name that the history uses for something else."""
+    for name in terms:
+        if name in ("loss", "branch", "weight"):
+            raise ValueError(
+                f"A term of `{owner}` is named `{name}`, which the history uses for "
+                "something else. Give it another name."
+            )
+
+
+def term_branches(total: AbstractComposed) -> dict[str, tuple[str, ...]]:
+    """Names of the branches of every Switch among the terms of a sum."""
+    return {
+        f"{name}/{metric}": names
+        for name, loss in total.parts().items()
+        for metric, names in branches_of(loss).items()
+    }
+
+
 def _always_runs(loss: Any, weight: Any) -> bool:
     """A plain loss with a number for a weight needs no branch of its own."""
     plain = not isinstance(loss, AbstractComposed)
@@ -161,31 +178,36 @@ def _always_runs(loss: Any, weight: Any) -> bool:
 
 
 def _term(
-    evaluate: Evaluate, name: str, loss: Any, weight: jax.Array, given: Given
+    evaluate: Evaluation, name: str, loss: Any, weight: jax.Array, given: Given
 ) -> Output:
     """One term of a sum, computed only where its weight is not 0."""
 
     def run(weight: jax.Array, given: Given) -> Any:
-        value, inner, state = combine(loss, evaluate, given)
-        scaled = jtu.tree_map(lambda leaf: (weight * leaf).astype(leaf.dtype), value)
+        value, inner, state, memory = evaluate(loss, given)
         unweighted = jtu.tree_leaves(value)[0]
-        return (scaled, state), _term_metrics(name, unweighted, inner)
+        found = (scaled(value, weight), state, memory)
+        return found, term_metrics(name, unweighted, inner)
 
-    replay, ((value, _), _) = trace_once(run, weight, given)
+    replay, ((value, _, _), _) = trace_once(run, weight, given)
 
     def skip(_: jax.Array, given: Given) -> Any:
         zeros = jtu.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), value)
-        return (zeros, given.state), {}
+        return (zeros, given.state, given.memory), {}
 
     index = jnp.asarray(weight != 0, jnp.int32)
-    (value, state), metrics = switch(index, [skip, replay], weight, given)
-    return Output(value, metrics, state)
+    (value, state, memory), metrics = switch(index, [skip, replay], weight, given)
+    return Output(value, metrics, state, memory)
+
+
+def scaled(value: PyTree, weight: jax.Array) -> PyTree:
+    """A loss, or a loss and its gradient, times a weight, in its own dtypes."""
+    return jtu.tree_map(lambda leaf: (weight * leaf).astype(leaf.dtype), value)
 
 
 def _check_weight(name: str, weight: Any) -> Any:
     what = f"The weight of `{name}` in `WeightedSum`"
     if callable(weight):
-        constant = _check_schedule(weight, what)
+        constant = check_schedule(weight, what)
         if constant == 0:
             raise ValueError(
                 f"{what} is a schedule that is 0 at every step. Optax's schedules keep "
@@ -206,28 +228,3 @@ def _check_weight(name: str, weight: Any) -> Any:
     if not np.isfinite(weight):
         raise ValueError(f"{what} is `{weight}`, which makes the sum meaningless.")
     return float(weight)
-
-
-def _check_schedule(schedule: Any, what: str) -> float | None:
-    """Check that it returns a scalar; return that scalar if it is a Python number."""
-    returned = []
-
-    def call(step: jax.Array) -> jax.Array:
-        returned.append(schedule(step))
-        return jnp.asarray(returned[0])
-
-    with explain_trace():
-        shape = jax.eval_shape(call, jax.ShapeDtypeStruct((), jnp.int32)).shape
-    if shape != ():
-        raise TypeError(
-            f"{what} is a schedule that returns shape {shape}, not a scalar."
-        )
-    if isinstance(returned[0], int | float):
-        return returned[0]
-    first = float(schedule(jnp.int32(0)))
-    if not np.isfinite(first):
-        raise ValueError(
-            f"{what} is a schedule that is {first} at step 0. A division by the number "
-            "of steps needs one that is not 0."
-        )
-    return None

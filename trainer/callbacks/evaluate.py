@@ -17,6 +17,7 @@ class Evaluate(AbstractCallback):
         every: Period in steps. None means once, when `fit` has finished.
         loss: Evaluated in the place of the Trainer's own loss, if given.
         name: Prefix of the metrics.
+        using: Evaluate an average in the place of the model; see `Trainer.evaluate`.
 
     Example:
         >>> Evaluate([(1.0, 2.0)], every=100).name
@@ -30,11 +31,12 @@ class Evaluate(AbstractCallback):
         *,
         loss: Any = None,
         name: str = "validation",
+        using: str | None = None,
     ):
         super().__init__(every)
-        self.data, self.loss, self.name = data, loss, name
+        self.data, self.loss, self.name, self.using = data, loss, name, using
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
         """Evaluate."""
-        found = info.evaluate(self.data, loss=self.loss)
+        found = info.evaluate(self.data, loss=self.loss, using=self.using)
         return {f"{self.name}/{metric}": value for metric, value in found.items()}

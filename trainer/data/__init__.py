@@ -8,3 +8,7 @@ from trainer.data._source import (
 )
 from trainer.data.arrays import Arrays as Arrays
 from trainer.data.loaders import as_source as as_source, Loader as Loader
+from trainer.data.sampler import (
+    AbstractSampler as AbstractSampler,
+    Sampled as Sampled,
+)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from trainer._tree import describe, path_name
-from trainer._types import Batch, Key
+from trainer._types import Batch, Key, Model
 
 
 class Item(NamedTuple):
@@ -51,6 +51,21 @@ class AbstractSource(abc.ABC):
     @abc.abstractmethod
     def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
         """Make the batch and its mask (or None) from an item's content. Traced."""
+
+    def draw(
+        self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
+    ) -> tuple[Batch, Any, PyTree]:
+        """As `fetch`; a sampler makes the batch here. Traced.
+
+        Args:
+            resident: As for `fetch`.
+            content: As for `fetch`.
+            carry: What a sampler carries along; the rest hand it on.
+            model: The model before the update.
+            **at: The `step` and its `key`.
+        """
+        del model, at
+        return (*self.fetch(resident, content), carry)
 
     @abc.abstractmethod
     def items(self, wanted: Wanted) -> Iterator[Item]:

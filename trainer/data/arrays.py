@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from trainer._selectors import positive_int
+from trainer._counts import positive_int
 from trainer._tree import canonical, describe, path_name
 from trainer._types import Batch
 from trainer.data._source import AbstractSource, host_batch, Item, pad_batch, Wanted

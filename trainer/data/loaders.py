@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from trainer._selectors import positive_int
+from trainer._counts import positive_int
 from trainer._types import Batch
 from trainer.data._chunk import does_not_fit, Layout
 from trainer.data._source import (
@@ -21,6 +21,7 @@ from trainer.data._source import (
     pad_batch,
     Wanted,
 )
+from trainer.data.sampler import AbstractSampler, Sampled
 
 
 Ragged = Literal["pad", "drop", "error"]
@@ -283,6 +284,8 @@ def as_source(data: Any) -> AbstractSource:
     """Wrap what the user gave as data. None is a batch of None, and an epoch a step."""
     if isinstance(data, AbstractSource):
         return data
+    if isinstance(data, AbstractSampler):
+        return Sampled(data)
     if data is None:
         return Loader(lambda: itertools.repeat(None), steps_per_epoch=1)
     return Loader(data)

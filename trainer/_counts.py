@@ -1,0 +1,128 @@
+"""Numbers of steps: whole ones, and fractions of the run."""
+
+import inspect
+import math
+import operator
+from fractions import Fraction
+from typing import Any
+
+import jax.numpy as jnp
+
+from trainer._types import Step
+
+
+INT32_MAX = 2**31 - 1
+_FINEST = 10_000
+
+
+def positive_int(value: Any, what: str) -> int:
+    """Check that `value` is a whole number from 1 to 2**31 - 1; return it as an int."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(
+            f"{what} is `{value!r}`, which is not a whole number. Steps are counted "
+            "in Python ints."
+        )
+    if not 1 <= number <= INT32_MAX:
+        raise ValueError(
+            f"{what} is `{value!r}`; it must be from 1 to 2**31 - 1, "
+            "because the step is an int32."
+        )
+    return number
+
+
+def steps_or_fraction(value: Any, what: str) -> int | float:
+    """Check that `value` is a positive whole number, or a float between 0 and 1."""
+    if not isinstance(value, float):
+        return positive_int(value, what)
+    if not 0 < value < 1:
+        whole = f" or `{int(value)}` for steps" if value.is_integer() else ""
+        raise ValueError(
+            f"{what} is `{value!r}`. A float is a fraction of the run, above 0 and "
+            f"below 1; steps are whole numbers. Write `0.5` for half of the run{whole}."
+        )
+    return value
+
+
+def steps_of(value: int | float, num_steps: Any) -> Step:
+    """The step that a whole number or a fraction of the run stands for.
+
+    A fraction is rounded down to a whole step. It is worked out in whole numbers, so
+    that it is exact for every run that an int32 can count; a fraction finer than
+    1/10,000 is taken as the nearest one that is not.
+
+    Args:
+        value: As checked by `steps_or_fraction`.
+        num_steps: The run's total, an int32 scalar. Not needed for a whole number.
+    """
+    if not isinstance(value, float):
+        return jnp.int32(value)
+    if num_steps is None:
+        raise ValueError(
+            f"`{value!r}` is a fraction of a run whose `num_steps` is not known here. "
+            "Call it with `num_steps=`, or give a whole number of steps."
+        )
+    share = Fraction(repr(value)).limit_denominator(_FINEST)
+    top, bottom = share.numerator, share.denominator
+    whole, rest = num_steps // bottom, num_steps % bottom
+    return jnp.asarray(whole * top + rest * top // bottom, jnp.int32)
+
+
+def asks_num_steps(fn: Any) -> bool:
+    """Whether a schedule or selector has to be told the run's total.
+
+    One of ours says so itself, as it depends on whether it was given a fraction. One of
+    the user's own does by an argument `num_steps` that has no default.
+    """
+    own = getattr(fn, "in_fractions", None)
+    if own is not None:
+        return bool(own)
+    try:
+        argument = inspect.signature(fn).parameters.get("num_steps")
+    except (TypeError, ValueError):
+        return False
+    return argument is not None and argument.default is argument.empty
+
+
+def call_schedule(schedule: Any, step: Any, num_steps: Any) -> Any:
+    """Read a schedule at a step, telling it the run's total if it asks."""
+    if asks_num_steps(schedule):
+        return schedule(step, num_steps=num_steps)
+    return schedule(step)
+
+
+def check_unit_of(fn: Any, by: str, owner: str) -> None:
+    """Raise ValueError for a fraction of the run where epochs are counted."""
+    if by == "epoch" and asks_num_steps(fn):
+        raise ValueError(
+            f"`{owner}` counts epochs, and was given a fraction of the run, which is "
+            "counted in steps. Use `by='step'`, or whole numbers of epochs."
+        )
+
+
+def number_in(
+    value: Any, what: str, *, above: float = -math.inf, below: float = math.inf
+) -> float:
+    """Check that `value` is a finite number within open bounds; return it as a float.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is out of bounds, or not finite.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, bool | str):
+        raise TypeError(f"{what} is `{value!r}`, which is not a number.")
+    if not (math.isfinite(number) and above < number < below):
+        bounds = [f"above {above:g}"] if above > -math.inf else []
+        bounds += [f"below {below:g}"] if below < math.inf else []
+        raise ValueError(
+            f"{what} is `{value!r}`. It is a finite number"
+            f"{' ' + ' and '.join(bounds) if bounds else ''}."
+        )
+    return number

@@ -1,0 +1,134 @@
+"""How a fit is set up, run, and left in order: what is behind `Trainer.fit`."""
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import jax.numpy as jnp
+import jax.random as jr
+
+from trainer._callback import AbstractCallback
+from trainer._frozen import Frozen
+from trainer._guard import Watchman
+from trainer._history import History
+from trainer._loop import Loop, Watch
+from trainer._program import Program
+from trainer._result import FitResult
+from trainer._state import TrainState
+from trainer._step import CompiledStep
+from trainer._tree import canonical
+from trainer._types import Key
+from trainer.data import AbstractSource, Sampled, Wanted
+
+
+_NOT_A_STEP = 2**32 - 1
+
+
+def check_watched(program: Program, callbacks: Sequence[AbstractCallback]) -> None:
+    """Raise ValueError if a selector waits for what no callback can report."""
+    if program.watches and not any(callback.every for callback in callbacks):
+        raise ValueError(
+            f"A selector waits for `{program.watches[0]}` from a callback, and no "
+            "callback is given that is called while training. Add one, such as "
+            "`tr.Evaluate(data, every=100)`."
+        )
+
+
+def started(
+    program: Program, state: TrainState, source: AbstractSource, total: int | None
+) -> TrainState:
+    """A copy of the state, told the run's total, and with the sampler's carry.
+
+    Raises:
+        ValueError: A schedule is given in fractions of a run whose total is not known.
+    """
+    if isinstance(source, Sampled) and state.source is None:
+        key = jr.fold_in(state.key, _NOT_A_STEP)
+        state = dataclasses.replace(state, source=source.sampler.init(key))
+    if program.in_fractions:
+        if total is None:
+            raise ValueError(
+                "A schedule is given in fractions of the run, and how many steps the "
+                "epochs have is not known. Give `num_steps`, or a loader with a length."
+            )
+        memory = dataclasses.replace(state.memory, num_steps=jnp.int32(total))
+        state = dataclasses.replace(state, memory=memory)
+    return canonical(state)
+
+
+class Fitting(Frozen):
+    """Runs fits, one after another, with one compiled step.
+
+    Attributes:
+        program: What the step does.
+        steps_per_call: As given to the Trainer.
+        last_state: As documented on the Trainer.
+        last_history: As documented on the Trainer.
+    """
+
+    program: Program
+    steps_per_call: int | Literal["auto"]
+    last_state: TrainState | None
+    last_history: History | None
+
+    def _run(
+        self,
+        state: TrainState,
+        source: AbstractSource,
+        num_steps: int | None,
+        num_epochs: int | None,
+        watch: Watch,
+    ) -> FitResult:
+        """Run a fit from a state that is not given away."""
+        total = num_steps if num_epochs is None else source.num_steps(num_epochs)
+        first = int(state.step)
+        start = lambda: started(self.program, state, source, total)
+        own = self.last_state = start()
+        if self._compiled is not None:
+            self._compiled.check_state(own, source)
+        ended = num_steps is not None and first >= num_steps
+        items = source.items(self._wanted(own.key, first, num_epochs))
+        item = None if ended else next(items, None)
+        if item is None:
+            reason = "num_steps" if ended else "num_epochs"
+            return FitResult(own, watch.history, reason, self._compiles(), 0.0, 0.0)
+        compile_seconds = 0.0
+        if self._compiled is None:
+            self._compiled = CompiledStep(
+                self.program,
+                own,
+                source,
+                item.content,
+                self.steps_per_call,
+                watch.period,
+            )
+            compile_seconds = self._compiled.seconds
+        watch.progress.compiled()
+        watchman = Watchman(self.program.nonfinite, own, watch.history.branches)
+        items = itertools.chain([item], items)
+        loop = Loop(self._compiled, own, first, source, items, watch, watchman)
+        try:
+            loop.run(num_steps)
+        finally:
+            self.last_state = start() if loop.is_lost() else loop.state()
+        if watchman.tell():
+            warnings.warn(str(watchman.tell()), stacklevel=3)
+        return FitResult(
+            self.last_state,
+            watch.history,
+            loop.stop_reason or "",
+            self._compiles(),
+            compile_seconds,
+            loop.seconds,
+            watchman.found,
+        )
+
+    def _wanted(self, key: Key, first: int, num_epochs: int | None) -> Wanted:
+        asked = self.program.update.takes("mask")
+        like = None if self._compiled is None else self._compiled.layout.like
+        return Wanted(first, num_epochs, key, any(asked), all(asked), like)
+
+    def _compiles(self) -> int:
+        return 0 if self._compiled is None else self._compiled.compiles

@@ -1,0 +1,64 @@
+"""What a program remembers between steps, as a tree that mirrors the program."""
+
+from typing import Any, final
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from trainer._selectors import Report
+from trainer._types import Step
+
+
+@final
+class Node(eqx.Module):
+    """What one composed loss or update remembers.
+
+    Attributes:
+        own: Its own memory: of its selector or its rule.
+        parts: Memories of its parts, by name; those that have none are left out.
+    """
+
+    own: PyTree
+    parts: dict[str, PyTree]
+
+
+def node(own: PyTree, parts: dict[str, PyTree]) -> Node | None:
+    """A node, or None if there is nothing to remember."""
+    kept = {name: memory for name, memory in parts.items() if memory is not None}
+    return None if own is None and not kept else Node(own, kept)
+
+
+def own_of(memory: Node | None) -> PyTree:
+    """A node's own memory."""
+    return None if memory is None else memory.own
+
+
+def part_of(memory: Node | None, name: str) -> PyTree:
+    """The memory of the part called `name`."""
+    return None if memory is None else memory.parts.get(name)
+
+
+def renewed(memory: Node | None, own: PyTree, parts: dict[str, PyTree]) -> Node | None:
+    """A node with new memories in it, where it had one."""
+    if memory is None:
+        return None
+    kept = {name: parts.get(name, old) for name, old in memory.parts.items()}
+    return Node(own, kept)
+
+
+@final
+class Memory(eqx.Module):
+    """Everything a run remembers beside the model and its optimizers.
+
+    Attributes:
+        program: What selectors, adaptive weights and loss scales remember, as a tree
+            that mirrors the program.
+        reports: What callbacks measured last, by name, as far as a selector watches it.
+        num_steps: The run's total, if a schedule is given in fractions of it.
+        halted: Whether the run stands still because a step was not finite.
+    """
+
+    program: PyTree = None
+    reports: dict[str, Report] = eqx.field(default_factory=dict)
+    num_steps: Step | None = None
+    halted: Any = None

@@ -1,0 +1,93 @@
+"""Batches made on the device, inside the step."""
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from trainer._types import Batch, Key, Model
+from trainer.data._source import AbstractSource, Item, Wanted
+
+
+class AbstractSampler(eqx.Module):
+    """Makes each batch in the compiled step: from a replay buffer, by simulation.
+
+    It goes where data go: `fit(model, sampler, num_steps=...)`. What it carries from
+    step to step is a part of the training state: it is donated, and so changed in
+    place, and goes on where it was with the state. Both methods are pure and traced.
+
+    Example:
+        >>> import jax.random as jr, jax.numpy as jnp
+        >>> class Points(AbstractSampler):
+        ...     def init(self, key):
+        ...         return None
+        ...     def sample(self, carry, model, *, step, key):
+        ...         return jr.uniform(key, (64, 2)), carry
+        >>> batch, _ = Points().sample(None, None, step=0, key=jr.key(0))
+        >>> batch.shape
+        (64, 2)
+    """
+
+    @abc.abstractmethod
+    def init(self, key: Key) -> PyTree:
+        """Make the carry before the first step, of arrays, or None."""
+
+    @abc.abstractmethod
+    def sample(
+        self, carry: PyTree, model: Model, *, step: Any, key: Key
+    ) -> tuple[Batch, PyTree]:
+        """Make one batch.
+
+        Args:
+            carry: What `init` or the step before returned.
+            model: The model before this step's update.
+            step: Completed updates, an int32 scalar.
+            key: The step's key, the same as the losses are given.
+
+        Returns:
+            The batch, and the carry for the next step, of the same structure, shapes
+            and dtypes.
+        """
+
+
+class Sampled(AbstractSource):
+    """A sampler as a source: the host hands nothing to the step."""
+
+    def __init__(self, sampler: AbstractSampler):
+        self.sampler = sampler
+        self.resident, self._static = eqx.partition(sampler, eqx.is_array)
+
+    @staticmethod
+    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
+        """There is no batch without a state."""
+        raise NotImplementedError
+
+    def draw(
+        self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
+    ) -> tuple[Batch, Any, PyTree]:
+        """Let the sampler make the batch. Traced."""
+        del content
+        batch, carry = eqx.combine(resident, self._static).sample(carry, model, **at)
+        return batch, None, carry
+
+    def items(self, wanted: Wanted) -> Iterator[Item]:
+        """A step for as long as steps are wanted."""
+        del wanted
+        while True:
+            yield Item((), 0)
+
+    def num_steps(self, num_epochs: int) -> int | None:
+        """There are no epochs."""
+        del num_epochs
+        raise TypeError(
+            "A sampler has no epochs. Give `num_steps` in the place of `num_epochs`."
+        )
+
+    def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
+        """There is no last batch to evaluate on."""
+        del pad
+        raise TypeError(
+            "A sampler has no end to evaluate up to. Evaluate on arrays or on a loader."
+        )
