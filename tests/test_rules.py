@@ -48,7 +48,6 @@ def weights_of(rule, seens, key):
 
 
 def run_to(rule, values, scales=(1, 1, 1), traces=(1, 1, 1)):
-    """The memory after renewals that saw these values."""
     memory = rule.init(NUM)
     for value in values:
         memory = renew(rule, memory, seen_of(value, scales, traces), key=jr.key(0))
@@ -230,22 +229,23 @@ def test_a_term_without_a_gradient_keeps_its_weight(rule):
 
 def test_degenerate_losses_have_the_weights_that_the_docs_say():
     weights = lambda rule, *args, **kw: rule.weights(run_to(rule, *args, **kw)).tolist()
-    zeros, ones, below = [0.0] * 3, [1.0] * 3, [-1.0, -2.0, -3.0]
+    zeros, ones = [0.0] * 3, [1.0] * 3
+    mixed, below = [-1.0, 1.0, 1.0], [-1.0, -2.0, -3.0]
     assert weights(NTKTrace(), [ones], traces=[0.0, 2.0, 2.0]) == [1.0, 2.0, 2.0]
     assert weights(NTKTrace(), [ones], traces=zeros) == ones
-    most = pytest.approx([0.5 * np.exp(30)] * 3)
-    assert weights(Uncertainty(optax.sgd(1.0)), [zeros] * 70) == most
+    most = weights(Uncertainty(optax.sgd(1.0)), [zeros] * 70)
+    assert most == pytest.approx([0.5 * np.exp(30)] * 3)
     soft, plain = SoftAdapt(loss_weighted=True), SoftAdapt()
     flat = weights(SoftAdapt(0.1, True), [zeros, below, below])
     assert flat == pytest.approx([1 / 3] * 3)
-    assert weights(soft, [[-1.0, 1.0, 1.0]] * 2) == pytest.approx([0.0, 0.5, 0.5])
+    assert weights(soft, [mixed] * 2) == pytest.approx([0.0, 0.5, 0.5])
     assert weights(soft, [below, zeros]) == weights(plain, [below, zeros])
-    unchanged = weights(ReLoBRaLo(1.0, 0.0), [ones, [1.0, 1.0, 2.0]])
-    assert weights(ReLoBRaLo(1.0, 0.0), [[0.0, 1.0, 1.0], [9.0, 1.0, 2.0]]) == unchanged
+    progress = lambda *values: weights(ReLoBRaLo(1.0, 0.0), values)
+    assert progress([0, 1, 1], [9, 1, 2]) == progress(ones, [1, 1, 2])
     assert weights(GradNorm(), [zeros, ones], scales=zeros) == ones
     norm = lambda *values: weights(GradNorm(), values, scales=[1.0, 2.0, 3.0])
-    for odd in ([zeros, ones], [ones, zeros], [ones, below], [below, ones]):
-        assert norm(*odd) == norm(ones, ones) != norm(ones, [9.0, 1.0, 1.0])
+    for pair in ([zeros, ones], [ones, zeros], [ones, mixed], [mixed, ones]):
+        assert norm(*pair) == norm(ones, ones) != norm(ones, [9.0, 1.0, 1.0])
 
 
 def test_uncertainty_is_joint_gradient_descent():

@@ -6,6 +6,7 @@ from trainer._trainer import Trainer as Trainer
 from trainer._state import TrainState as TrainState
 from trainer._result import FitResult as FitResult
 from trainer._history import History as History
+from trainer._guard import NonfiniteSteps as NonfiniteSteps
 
 from trainer._switch import (
     switch_every as switch_every,
@@ -31,6 +32,7 @@ from trainer._rules import (
 )
 from trainer._mean_square import MeanSquare as MeanSquare
 from trainer._schedules import Anneal as Anneal
+from trainer._preview import preview as preview, Preview as Preview
 from trainer._selectors import Every as Every, Cycle as Cycle, At as At
 from trainer._random import Random as Random
 from trainer._advancing import Plateau as Plateau, Threshold as Threshold

@@ -103,7 +103,7 @@ def _kept(
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Found:
+class NonfiniteSteps:
     """What was not finite in a fit.
 
     Attributes:
@@ -144,7 +144,7 @@ class Watchman:
     ):
         self._nonfinite, self._branches = nonfinite, branches
         self._leaves = list(_checked(state)) if nonfinite else []
-        self.found: Found | None = None
+        self.found: NonfiniteSteps | None = None
 
     def look(self, first_step: int, rows: Mapping[str, np.ndarray]) -> int | None:
         """Look at some steps; return the row at which the run has to end, or None."""
@@ -172,13 +172,13 @@ class Watchman:
 
     def _described(
         self, first_step: int, row: int, code: int, rows: Mapping[str, np.ndarray]
-    ) -> Found:
+    ) -> NonfiniteSteps:
         at = {name: values[row] for name, values in rows.items()}
         at = {name: value for name, value in at.items() if value is not np.ma.masked}
         active = {m: n[int(at[m])] for m, n in self._branches.items() if m in at}
         leaf = self._leaves[code - 2] if code >= 2 else None
         loss = float(at.get("loss", np.nan))
-        return Found(1, first_step + int(row), leaf, loss, active)
+        return NonfiniteSteps(1, first_step + int(row), leaf, loss, active)
 
     def tell(self) -> str | None:
         """What the user is to know when the fit has ended, or None."""

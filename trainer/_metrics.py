@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from trainer._tree import describe, trace_once
+from trainer._tree import describe, first_difference, trace_once
 
 
 class Metric(NamedTuple):
@@ -123,6 +123,50 @@ def switch(
         for name, value in zip(names, values, strict=True)
     }
     return out, metrics
+
+
+def do_if(
+    live: Array, do: Callable[..., Any], *kept: PyTree
+) -> tuple[tuple[PyTree, ...], dict[str, Metric]]:
+    """`do(*kept)` if `live` is 1, and `kept` as it is if `live` is 0.
+
+    `do` returns the next `kept`, of the same form, and metrics. They are absent where
+    it is not done. It is a loop of one turn or none, and not a cond: XLA changes the
+    state of a loop in place, where a cond copies all that it does not change.
+
+    Raises:
+        TypeError: `do` changes the structure, a shape or a dtype of what is kept.
+    """
+    replay, (out, report) = trace_once(do, *kept)
+    difference = first_difference("", kept, out)
+    if difference:
+        raise TypeError(
+            f"An update changes the state: {difference}, so "
+            "that it cannot take turns with others. It keeps the structure, shapes and "
+            "dtypes of the model and of `opt_state`."
+        )
+
+    def turn(_: Any, carry: Any) -> Any:
+        next_kept, metrics = replay(*carry[0])
+        next_kept = jtu.tree_map(
+            lambda new, old: _strong(new, old.dtype), next_kept, carry[0]
+        )
+        values = {n: _strong(m.value, m.value.dtype) for n, m in metrics.items()}
+        return (
+            next_kept,
+            values,
+            {n: jnp.asarray(m.present) for n, m in metrics.items()},
+        )
+
+    zeros = {n: jnp.zeros((), m.value.dtype) for n, m in report.items()}
+    absent = {n: jnp.asarray(False) for n in report}
+    kept = jtu.tree_map(lambda leaf: _strong(leaf, leaf.dtype), kept)
+    kept, values, present = jax.lax.fori_loop(0, live, turn, (kept, zeros, absent))
+    return kept, {n: Metric(values[n], present[n]) for n in report}
+
+
+def _strong(leaf: Any, dtype: Any) -> Any:
+    return jax.lax.convert_element_type(leaf, dtype) if _is_number(leaf) else leaf
 
 
 def _is_number(leaf: Any) -> bool:

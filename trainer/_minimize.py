@@ -14,7 +14,7 @@ from trainer._counts import positive_int
 from trainer._grad import How, value_and_grad, value_only
 from trainer._losses import Given
 from trainer._memory import Node, node, own_of, part_of, renewed
-from trainer._metrics import Metric, switch
+from trainer._metrics import do_if, Metric
 from trainer._optax import (
     check_optimizer,
     evaluated,
@@ -208,7 +208,7 @@ class Minimize(AbstractOwnUpdate):
                 (params, state), _ = act(params, state)
             else:
                 acts = part.acts(given).astype(jnp.int32)
-                (params, state), _ = switch(acts, [_keep, act], params, state)
+                (params, state), _ = do_if(acts, act, params, state)
                 metrics[f"{name}/acts"] = Metric(acts)
             rate = learning_rate(state)
             if rate is not None:
@@ -236,7 +236,3 @@ def _act(
     grad_of = lambda params: eqx.filter(loss.grad_of(whole(params)), spec)
     grad = eqx.filter(loss.grad, spec)
     return optimize(optimizer, params, state, grad, loss.value, value_of, grad_of), {}
-
-
-def _keep(params: PyTree, state: PyTree) -> Any:
-    return (params, state), {}

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
@@ -92,21 +91,25 @@ def _taken_by(update: Any, names: Any) -> list[str]:
     Its type does not say it: `optax.contrib.sam` is of the type that takes any, and
     takes one; `optax.MultiSteps` is of the other, and takes any.
     """
-    _, _, *rest = inspect.signature(update).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in rest):
+    parameters = list(inspect.signature(update).parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(names)
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = {p.name for p in rest if p.kind in by_name} - {"params"}
+    # The first three are the gradient, the state and the parameters, whatever called.
+    later = [p for p in parameters[3:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    taken = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    taken |= {p.name for p in later}
     return [name for name in names if name in taken]
 
 
 def learning_rate(state: PyTree) -> Array | None:
     """The learning rate of the update just made, if the state shows one."""
-    is_array = lambda _, value: isinstance(value, jax.Array) and value.shape == ()
-    found = optax.tree_utils.tree_get_all_with_path(
-        state, "learning_rate", filtering=is_array
-    )
-    return found[0][1] if len(found) == 1 else None
+    is_one = lambda node: isinstance(node, optax.InjectStatefulHyperparamsState)
+    found = [
+        node.hyperparams["learning_rate"]
+        for node in jtu.tree_leaves(state, is_leaf=is_one)
+        if is_one(node) and "learning_rate" in node.hyperparams
+    ]
+    return found[0] if len(found) == 1 and jnp.shape(found[0]) == () else None
 
 
 def evaluated(state: PyTree, params: PyTree) -> PyTree:

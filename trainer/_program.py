@@ -1,13 +1,12 @@
 """A Trainer's program: its update, its transforms, and how they make one step."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._counts import asks_num_steps, INT32_MAX
@@ -19,7 +18,7 @@ from trainer._metrics import Metric
 from trainer._selectors import AbstractSelector, Report
 from trainer._state import TrainState
 from trainer._transforms import AbstractTransform
-from trainer._tree import canonical, describe
+from trainer._tree import canonical, describe, modules_in
 from trainer._types import Batch, Key, Model
 from trainer._update import AbstractUpdate
 
@@ -67,12 +66,12 @@ class Program(eqx.Module):
     @property
     def in_fractions(self) -> bool:
         """Whether anything in it is given in fractions of the run."""
-        return any(asks_num_steps(node) for node in _nodes(self.update))
+        return any(asks_num_steps(node) for node in modules_in(self.update))
 
     @property
     def watches(self) -> tuple[str, ...]:
         """Names of the metrics from callbacks that a selector looks at."""
-        selectors = [n for n in _nodes(self) if isinstance(n, AbstractSelector)]
+        selectors = [n for n in modules_in(self) if isinstance(n, AbstractSelector)]
         return tuple(dict.fromkeys(name for s in selectors for name in s.watches))
 
     def init(self, model: Model, model_state: Any, key: Key) -> TrainState:
@@ -147,12 +146,3 @@ class Program(eqx.Module):
             raise unknown(using, (*self.names, OPTIMIZER), "transform")
         transform = self.transforms[self.names.index(using)]
         return transform.evaluated(state.model, state.extra[using])
-
-
-def _nodes(tree: PyTree) -> Iterator[Any]:
-    """Every module and function in a tree, the tree itself included."""
-    if isinstance(tree, eqx.Module) or callable(tree):
-        yield tree
-    for child in jtu.tree_leaves(tree, is_leaf=lambda node: node is not tree):
-        if child is not tree:
-            yield from _nodes(child)

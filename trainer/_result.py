@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, final
 
-from trainer._guard import Found
+from trainer._guard import NonfiniteSteps
 from trainer._history import History
 from trainer._state import TrainState
 
@@ -30,7 +30,7 @@ class FitResult:
     compiles: int
     compile_seconds: float
     seconds: float
-    nonfinite: Found | None = None
+    nonfinite: NonfiniteSteps | None = None
 
     @property
     def model(self) -> Any:

@@ -26,7 +26,8 @@ def named_updates(
             "Give a dict that names them."
         )
     if not isinstance(updates, Mapping):
-        updates = {str(place): update for place, update in enumerate(updates)}
+        names = [_place(place, update) for place, update in enumerate(updates)]
+        updates = dict(zip(names, updates, strict=True))
     for name, update in updates.items():
         if "/" in name:
             raise ValueError(
@@ -38,6 +39,10 @@ def named_updates(
     if all(update is None for update in updates.values()):
         raise ValueError(f"`{owner}` was given no updates.")
     return tuple(updates), tuple(updates.values())
+
+
+def _place(place: int, update: Any) -> str:
+    return str(place) if update is not None else f"nothing_{place}"
 
 
 class AbstractSeveral(AbstractOwnUpdate):

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from trainer._composed import check_unit, Unit
 from trainer._losses import Given
 from trainer._memory import own_of, part_of, renewed
-from trainer._metrics import Metric, switch
+from trainer._metrics import do_if, Metric
 from trainer._pick import check_selector, init_picked, pick, picked
 from trainer._selectors import AbstractSelector, Outcome
 from trainer._several import AbstractSeveral, named_updates, Updates
@@ -99,8 +99,8 @@ class SwitchUpdate(AbstractSeveral):
     ) -> Updated:
         """Make the update that is picked.
 
-        One cond for each update, which returns only what that update owns: a switch
-        between all of them would copy the states of those that rest.
+        One choice for each update, of only what that update owns: a switch between all
+        of them would copy the states of those that rest.
         """
         own = own_of(given.memory)
         count = given.step if self.by == "step" else given.epoch
@@ -141,17 +141,15 @@ def _made(
     mine, rest = eqx.partition(model, spec)
     arrays, static = eqx.partition(opt_state, eqx.is_array)
 
-    def do(mine: PyTree, arrays: PyTree, given: Given) -> Any:
-        whole, state = eqx.combine(mine, rest), eqx.combine(arrays, static)
-        new = update.run(whole, state, batch, given)
+    def do(mine: PyTree, arrays: PyTree, state: Any, memory: PyTree) -> Any:
+        whole, opt_state = eqx.combine(mine, rest), eqx.combine(arrays, static)
+        now = given._replace(state=state, memory=memory)
+        new = update.run(whole, opt_state, batch, now)
         kept = eqx.filter(new.model, spec), eqx.filter(new.opt_state, eqx.is_array)
         return (*kept, new.state, new.memory), new.metrics
 
-    def keep(mine: PyTree, arrays: PyTree, given: Given) -> Any:
-        return (mine, arrays, given.state, given.memory), {}
-
-    found, metrics = switch(live, [keep, do], mine, arrays, given)
-    mine, arrays, state, memory = found
+    kept, metrics = do_if(live, do, mine, arrays, given.state, given.memory)
+    mine, arrays, state, memory = kept
     model, opt_state = eqx.combine(mine, rest), eqx.combine(arrays, static)
     return (model, opt_state, state, memory), metrics
 

@@ -1,7 +1,7 @@
 """PyTrees of arrays: names for paths, canonical leaves, comparison, tracing once."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -157,6 +157,15 @@ def _same(was: Any, now: Any) -> bool:
     if all(arrays):
         return tuple(was.shape) == tuple(now.shape) and was.dtype == now.dtype
     return not any(arrays) and (was is now or bool(was == now))
+
+
+def modules_in(tree: PyTree) -> Iterator[Any]:
+    """Every module and function in a tree, the tree itself included."""
+    if isinstance(tree, eqx.Module) or callable(tree):
+        yield tree
+    for child in jtu.tree_leaves(tree, is_leaf=lambda node: node is not tree):
+        if child is not tree:
+            yield from modules_in(child)
 
 
 def trace_once(fn: Callable[..., Any], *args: PyTree) -> tuple[Callable[..., Any], Any]:

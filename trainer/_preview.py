@@ -1,0 +1,341 @@
+"""What a program will do at each step, seen before training."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import optax
+
+from trainer._adaptive_sum import AdaptiveSum
+from trainer._composed import AbstractComposed, check_loss
+from trainer._counts import positive_int
+from trainer._history import History
+from trainer._minimize import Minimize
+from trainer._optax import learning_rate
+from trainer._parts import Part, Parts
+from trainer._plot import plot_program
+from trainer._program import Program
+from trainer._random import Random
+from trainer._several import AbstractSeveral
+from trainer._switch import Switch
+from trainer._switch_update import SwitchUpdate
+from trainer._tree import modules_in
+from trainer._types import Key
+from trainer._update import AbstractUpdate
+
+
+_MOST_ROWS = 30
+
+
+@final
+class Preview(Mapping[str, np.ndarray]):
+    """The branches, weights and learning rates of a program, step by step.
+
+    `preview["branch"]` is what `history["branch"]` will be, and likewise for every
+    `weight/...`, `.../acts` and `learning_rate`. `print(preview)` shows a table of what
+    is active at each change.
+
+    Attributes:
+        history: All of it, in the form in which a fit records it.
+        open: What is not known before training, because it depends on the data.
+    """
+
+    def __init__(self, history: History, open: tuple[str, ...]):
+        self.history, self.open = history, open
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One value a step; masked where there is none."""
+        return self.history[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of what is known."""
+        return iter(self.history)
+
+    def __len__(self) -> int:
+        """How much is known."""
+        return len(self.history)
+
+    def changes(self) -> np.ndarray:
+        """Steps at which something changes, the first and the last step included.
+
+        A branch changes where its index does. A weight or a learning rate changes where
+        it jumps, begins to move or comes to rest.
+        """
+        steps = {0}
+        for name in self:
+            values = self[name]
+            steps |= {len(values) - 1} | set(_changes(values).tolist())
+        return np.array(sorted(steps if len(self) else ()), int)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: for each change, its step and what is active from there on."""
+        return [
+            {"step": int(step)} | {name: self._cell(name, step) for name in self}
+            for step in self.changes()
+        ]
+
+    def _cell(self, name: str, step: int) -> Any:
+        value = self[name][step]
+        if value is np.ma.masked:
+            return None
+        if name in self.history.branches:
+            return self.history.branches[name][int(value)]
+        return value.item()
+
+    def __str__(self) -> str:
+        """The table as text, its first rows if there are many."""
+        rows = self.rows()
+        heads = ["step", *self]
+        cells = [[_text(row[head]) for head in heads] for row in rows[:_MOST_ROWS]]
+        sizes = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(size) for cell, size in zip(line, sizes, strict=True))
+            for line in [heads, *cells]
+        ]
+        if len(rows) > _MOST_ROWS:
+            lines.append(f"... and {len(rows) - _MOST_ROWS:,} more changes")
+        lines += [f"decided while training: {what}" for what in self.open]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def plot(self, path: Any = None) -> Any:
+        """Draw branches as bands, and weights and learning rates as curves.
+
+        Args:
+            path: Where to save the picture, or None.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        return plot_program(self.history, path)
+
+
+def preview(
+    program: Any,
+    num_steps: int,
+    *,
+    steps_per_epoch: float | None = None,
+    key: Key | None = None,
+) -> Preview:
+    """Look at what a loss or an update will do at each step, before training.
+
+    The program is run in full, but for the losses and optimizers in it, on nothing. So
+    it takes no model and no data, and what a fit records later is the same.
+
+    What depends on the data is not known: adaptive weights, and branches that follow a
+    metric. A learning rate is known if `optax.inject_hyperparams` made the optimizer.
+
+    Args:
+        program: A loss, a schedule of losses, or a `tr.AbstractUpdate`.
+        num_steps: How many steps to look at; fractions of the run are of this.
+        steps_per_epoch: Needed if something counts epochs. It need not be whole: with
+            100 examples in batches of 32 an epoch of `tr.Arrays` has 3.125 steps.
+        key: The key of the run, for `tr.Random`. `jax.random.key(0)` if not given.
+
+    Raises:
+        TypeError: `program` is neither a loss nor an update.
+        ValueError: `steps_per_epoch` is needed and not given.
+
+    Example:
+        >>> from trainer import piecewise
+        >>> def fit(model, batch): ...
+        >>> def finetune(model, batch): ...
+        >>> print(preview(piecewise([fit, finetune], boundaries=[0.5]), num_steps=10))
+        step    branch
+           0       fit
+           5  finetune
+           9  finetune
+    """
+    num_steps = positive_int(num_steps, "`num_steps`")
+    if not isinstance(program, AbstractUpdate):
+        check_loss(program)
+        program = Minimize(program, optax.identity())
+    if steps_per_epoch is None and any(
+        getattr(node, "by", None) == "epoch" for node in modules_in(program)
+    ):
+        raise ValueError(
+            "Something in the program counts epochs. Give `steps_per_epoch`, the "
+            "number of steps in one."
+        )
+    outline = _Outline()
+    update = outline.of_update(program)
+    if update is None:
+        return Preview(History(), tuple(outline.open))
+    steps = np.arange(num_steps)
+    epochs = steps // steps_per_epoch if steps_per_epoch else np.zeros(num_steps)
+    rows = _run(update, outline.size, epochs.astype(np.int32), num_steps, key)
+    history = History(
+        {name: names for name, names in update.branches().items() if name in rows}
+    )
+    history.extend(0, rows)
+    return Preview(history, tuple(outline.open))
+
+
+def _run(
+    update: AbstractUpdate,
+    size: int,
+    epochs: np.ndarray,
+    num_steps: int,
+    key: Key | None,
+) -> dict[str, np.ndarray]:
+    """Run the outline of a program; return what is known of each step."""
+    program = Program(update, None, None)
+    model = tuple(jnp.zeros(()) for _ in range(size))
+    state = program.init(model, None, jr.key(0) if key is None else key)
+    if program.in_fractions:
+        where = lambda s: s.memory.num_steps
+        state = eqx.tree_at(where, state, jnp.int32(num_steps))
+    arrays, static = eqx.partition(state, eqx.is_array)
+
+    def body(arrays: Any, epoch: Any) -> Any:
+        state, metrics = program.step(
+            eqx.combine(arrays, static), None, None, epoch, None
+        )
+        known = {name: m for name, m in metrics.items() if _is_known(name)}
+        arrays = jtu.tree_map(
+            lambda new, old: new.astype(old.dtype) if _is_number(old) else new,
+            eqx.filter(state, eqx.is_array),
+            arrays,
+        )
+        return arrays, {n: (m.value, jnp.asarray(m.present)) for n, m in known.items()}
+
+    _, found = jax.jit(functools.partial(jax.lax.scan, body))(arrays, epochs)
+    # What stands higher in the program comes first.
+    found = sorted(jax.device_get(found).items(), key=lambda pair: pair[0].count("/"))
+    return {
+        name: values if present.all() else np.ma.MaskedArray(values, mask=~present)
+        for name, (values, present) in found
+    }
+
+
+def _is_number(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def _is_known(name: str) -> bool:
+    """Whether a metric follows from the step alone."""
+    *above, last = name.split("/")
+    return last in ("branch", "acts", "learning_rate") or above[-1:] == ["weight"]
+
+
+def _nothing(model: Any, batch: Any) -> Any:
+    """A loss of 0 that has a gradient."""
+    del batch
+    return 0.0 * sum(model)
+
+
+class _Outline:
+    """Makes the outline of a program: what decides in it, without losses and models.
+
+    Attributes:
+        open: What had to be left out.
+        size: How many parameters the outline has; each optimizer has its own.
+    """
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.size = 0
+
+    def of_loss(self, loss: Any) -> Any:
+        """The same with every leaf replaced by nothing."""
+        if isinstance(loss, Switch) and _follows_data(loss):
+            self.open.append(_says(loss))
+            return _nothing
+        if isinstance(loss, AdaptiveSum):
+            names = ", ".join(f"`weight/{name}`" for name in loss.names)
+            self.open.append(f"{names}, by `{type(loss.rule).__name__}`")
+            return _nothing
+        if not isinstance(loss, AbstractComposed):
+            return _nothing
+        parts = tuple(map(self.of_loss, loss.losses))
+        return eqx.tree_at(lambda composed: composed.losses, loss, parts)
+
+    def of_update(self, update: AbstractUpdate | None) -> AbstractUpdate | None:
+        """The same, or None if nothing in it is known."""
+        if update is None:
+            return None
+        if isinstance(update, Minimize):
+            return self._of_minimize(update)
+        if isinstance(update, SwitchUpdate) and _follows_data(update):
+            self.open.append(_says(update))
+            return None
+        if isinstance(update, AbstractSeveral):
+            parts = tuple(map(self.of_update, update.updates))
+            is_leaf = lambda node: node is None
+            return eqx.tree_at(lambda u: u.updates, update, parts, is_leaf=is_leaf)
+        self.open.append(f"all that `{type(update).__name__}` does")
+        return None
+
+    def _of_minimize(self, update: Minimize) -> Minimize:
+        loss = self.of_loss(update.loss)
+        if not isinstance(update.optimizer, Parts):
+            optimizer = _with_rate(update.optimizer)
+            return Minimize(loss, optimizer, where=self._next())
+        named = zip(update.optimizer.names, update.optimizer.parts, strict=True)
+        parts = {
+            name: Part(
+                _with_rate(part.optimizer),
+                self._next(),
+                start=part.start,
+                stop=part.stop,
+                by=part.by,
+            )
+            for name, part in named
+        }
+        return Minimize(loss, Parts(**parts))
+
+    def _next(self) -> Callable[[Any], Any]:
+        place, self.size = self.size, self.size + 1
+        return lambda model: model[place]
+
+
+def _follows_data(switch: Switch | SwitchUpdate) -> bool:
+    selector = switch.selector
+    remembers = selector.init(len(switch.names)) is not None
+    return remembers and not isinstance(selector, Random)
+
+
+def _says(switch: Switch | SwitchUpdate) -> str:
+    names = ", ".join(f"`{name}`" for name in switch.names)
+    return f"which of {names}, by `{type(switch.selector).__name__}`"
+
+
+def _with_rate(optimizer: optax.GradientTransformation) -> Any:
+    """The optimizer, if its state shows a learning rate; else one that does nothing."""
+    try:
+        state = optimizer.init(jnp.zeros(()))
+    except Exception:  # made for parameters of another kind; its rate is not known
+        return optax.identity()
+    return optax.identity() if learning_rate(state) is None else optimizer
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Steps at which values change: an index by itself, a number by its movement."""
+    filled, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
+    absent = np.flatnonzero(missing[1:] != missing[:-1]) + 1
+    difference = np.where(missing[1:] | missing[:-1], 0, np.diff(filled))
+    if filled.dtype.kind == "i":
+        return np.union1d(absent, np.flatnonzero(difference) + 1)
+    moves = np.concatenate([[False], difference != 0, [False]])
+    turns = np.flatnonzero(moves[1:] != moves[:-1])
+    # A jump amid a movement: much larger than the steps beside it.
+    size = np.abs(difference)
+    beside = np.maximum(np.append(0, size[:-1]), np.append(size[1:], 0))
+    jumps = np.flatnonzero((size > 4 * beside) & (beside > 0)) + 1
+    return np.union1d(absent, np.union1d(turns[turns < len(filled)], jumps)).astype(int)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
