@@ -1,13 +1,11 @@
 """Programs as plain data: built for a Trainer, and run by a loop in plain Python."""
 
-import zlib
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import optax
 
@@ -31,13 +29,20 @@ def first_params():
 
 
 class Now(NamedTuple):
-    """What a plain loop knows at a step; `had` counts what was drawn, by node."""
+    """What a plain loop knows at a step, and where in the program it is.
+
+    What was drawn by chance is taken from what the Trainer `recorded`; `had` counts it.
+    """
 
     step: int
     epoch: int
     num_steps: int
-    key: Any
+    recorded: dict[str, Any]
     had: dict[Any, int]
+    path: str = ""
+
+    def below(self, name):
+        return self._replace(path=f"{self.path}{name}/")
 
 
 def steps_of(value, num_steps):
@@ -145,13 +150,13 @@ class Turns(NamedTuple):
         starts = np.maximum.accumulate([steps_of(b, num_steps) for b in self.numbers])
         return sum(count >= start for start in starts)
 
-    def pick(self, node, names, by, now):
+    def pick(self, by, now):
         """The branch, and what its parts know: they count from its own start."""
         if self.kind == "random":
-            key = jr.fold_in(now.key, zlib.crc32("/".join(names).encode()))
-            index = int(jr.categorical(key, jnp.log(jnp.asarray(self.numbers, float))))
-            local = now.had.get((id(node), index), 0)
-            now.had[id(node), index] = local + 1
+            index = int(now.recorded[f"{now.path}branch"])
+            place = now.path, index
+            local = now.had.get(place, 0)
+            now.had[place] = local + 1
         else:
             count, num_steps = getattr(now, by), now.num_steps
             index = self.branch(count, num_steps)
@@ -165,17 +170,13 @@ class Pick(NamedTuple):
     by: str
     parts: list[Any]
 
-    @property
-    def names(self):
-        return [f"b{n}" for n in range(len(self.parts))]
-
     def build(self):
-        losses = [part.build() for part in self.parts]
-        named = dict(zip(self.names, losses, strict=True))
+        named = {f"b{n}": part.build() for n, part in enumerate(self.parts)}
         return tr.Switch(self.turns.build(), named, by=self.by)
 
     def interpret(self, p, x, now):
-        index, now = self.turns.pick(self, self.names, self.by, now)
+        index, now = self.turns.pick(self.by, now)
+        now = now.below(f"b{index}")
         value, grad, metrics = self.parts[index].interpret(p, x, now)
         inner = lambda name: name.split("/")[-1] == "branch"
         renamed = {f"b{index}/{k}" if inner(k) else k: v for k, v in metrics.items()}
@@ -199,7 +200,7 @@ class Add(NamedTuple):
                 metrics[f"weight/t{n}"] = weight
             if weight == 0:
                 continue
-            part, slope, inner = term.interpret(p, x, now)
+            part, slope, inner = term.interpret(p, x, now.below(f"t{n}"))
             value += weight * part
             grad = {name: grad[name] + weight * slope[name] for name in NAMES}
             metrics |= {f"t{n}": part, **{f"t{n}/{k}": v for k, v in inner.items()}}

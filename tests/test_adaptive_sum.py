@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 import optax
 import pytest
-from helpers import batches, Counting, doubles, flat, net, net_mae, net_mse
+from jax.flatten_util import ravel_pytree
 
 import trainer as tr
 
@@ -34,13 +34,8 @@ def rows_of_power(model, batch):
     return (model - 1) ** 2 / 2 * jnp.ones_like(batch[0])
 
 
-TERMS: Any = dict(
-    zip(
-        NAMES,
-        map(tr.MeanSquare, (rows_of_fit, rows_of_size, rows_of_power)),
-        strict=True,
-    )
-)
+ROWS = rows_of_fit, rows_of_size, rows_of_power
+TERMS: Any = dict(zip(NAMES, map(tr.MeanSquare, ROWS), strict=True))
 
 
 def rows_and_jacobians(w):
@@ -132,11 +127,7 @@ RULES: Any = {
     "soft_adapt": (lambda **e: tr.SoftAdapt(beta=5.0, **e), soft_adapt, None),
     "never": (lambda **e: tr.ReLoBRaLo(0.5, 0.9, 1.0, **e), relobralo(1), None),
     "always": (lambda **e: tr.ReLoBRaLo(0.5, 0.9, 0.0, **e), relobralo(0), None),
-    "annealing": (
-        lambda **e: tr.LearningRateAnnealing(0.2, 1, **e),
-        annealing,
-        None,
-    ),
+    "anneal": (lambda **e: tr.LearningRateAnnealing(0.2, 1, **e), annealing, None),
     "balance": (lambda **e: tr.GradientBalance(0.75, **e), equal_norms, None),
     "uncertainty": (lambda **e: tr.Uncertainty(optax.sgd(0.2), **e), uncertainty, 0.5),
     "traces": (tr.NTKTrace, traces, None),
@@ -184,11 +175,6 @@ def ten(model, batch):
     return 10 * model**2
 
 
-def noisy(model, batch, *, key, step):
-    scale = 1 + jr.uniform(key)
-    return scale * model**2, {"scale": scale, "local": step}
-
-
 def run(loss, num_steps=8, model=None, data=None, optimizer=None):
     trainer = tr.Trainer(loss, optax.sgd(0.0) if optimizer is None else optimizer)
     model = jnp.float32(2.0) if model is None else model
@@ -197,82 +183,6 @@ def run(loss, num_steps=8, model=None, data=None, optimizer=None):
 
 
 AT_ONCE: Any = tr.GradientBalance(alpha=0.0, every=1)
-
-
-@pytest.mark.parametrize("selector", [tr.Cycle((2, 1)), tr.Random((1, 1))])
-def test_the_rule_looks_at_the_branch_that_runs(selector):
-    loss = tr.AdaptiveSum(AT_ONCE, a=tr.Switch(selector, [one, ten]), b=one)
-    history = run(loss, 16)[1].history
-    branch = history["a/branch"]
-    assert 0 < branch.sum() < 16
-    expected = np.where(branch == 1, (10 + 1) / 10, 2.0)
-    np.testing.assert_allclose(history["weight/a"], expected, rtol=1e-6)
-
-
-def test_the_rule_and_the_sum_draw_the_same():
-    history = run(tr.AdaptiveSum(AT_ONCE, a=noisy, b=one))[1].history
-    scale = np.asarray(history["a/scale"])
-    assert len(set(scale)) == 8
-    np.testing.assert_allclose(history["weight/a"], (scale + 1) / scale, rtol=1e-6)
-    np.testing.assert_allclose(history["loss"], 2 * 4 * (scale + 1), rtol=1e-6)
-
-
-def test_in_a_branch_it_counts_the_steps_of_the_branch():
-    rule = tr.GradientBalance(alpha=0.5, every=2)
-    inner = tr.AdaptiveSum(rule, a=noisy, b=one)
-    for whole, label in [
-        (tr.Switch(tr.Cycle((3, 1)), {"x": inner, "y": one}), ""),
-        (tr.WeightedSum(x=(lambda step: step % 4 < 3, inner), y=one), "x/"),
-    ]:
-        history = run(whole, 12)[1].history
-        local = history[f"{label}a/local"]
-        assert (
-            history[f"{label}weight/b"].mask.tolist()
-            == [False] * 3 + [True] + ([False] * 3 + [True]) * 2
-        )
-        weight = 1.0
-        for place in np.flatnonzero(~local.mask):
-            if local[place] % 2 == 0:
-                scale = history[f"{label}a/scale"][place]
-                weight = 0.5 * weight + 0.5 * (1 + scale)
-            assert history[f"{label}weight/b"][place] == pytest.approx(weight)
-
-
-def test_a_sum_in_a_sum_renews_once_a_step():
-    inner = tr.AdaptiveSum(tr.Uncertainty(optax.sgd(0.1)), p=one, q=ten)
-    alone = run(inner)[1].history
-    history = run(tr.AdaptiveSum(AT_ONCE, a=inner, b=one))[1].history
-    np.testing.assert_allclose(history["a/weight/q"], alone["weight/q"], rtol=1e-6)
-    np.testing.assert_allclose(history["a"], alone["loss"], rtol=1e-6)
-    weights = history["weight/a"], history["weight/b"]
-    total = weights[0] * history["a"] + weights[1] * history["b"]
-    np.testing.assert_allclose(history["loss"], total, rtol=1e-6)
-    slope = history["a/weight/p"] + 10 * history["a/weight/q"]
-    np.testing.assert_allclose(weights[1][1:], 1 + slope[:-1], rtol=1e-6)
-
-
-def adds(model, batch, *, state):
-    seen = state.get(model.index)
-    return model.w * seen, {"seen": seen}, state.set(model.index, seen + 1)
-
-
-@pytest.mark.parametrize("rule", [tr.GradNorm(every=1), tr.SoftAdapt(every=2)])
-def test_the_state_goes_through_the_terms_and_not_through_the_rule(rule):
-    for first in (doubles, tr.alternate(doubles, doubles)):
-        model = eqx.nn.make_with_state(Counting)()
-        _, result = run(tr.AdaptiveSum(rule, a=first, b=adds), 3, model)
-        assert result.history["a/seen"].tolist() == [1, 3, 7]
-        assert result.history["b/seen"].tolist() == [2, 6, 14]
-
-
-def test_batch_norm_is_as_in_a_weighted_sum():
-    equal = tr.AdaptiveSum(tr.SoftAdapt(beta=0.0), a=net_mse, b=net_mae)
-    fixed = tr.WeightedSum(a=(0.5, net_mse), b=(0.5, net_mae))
-    states = []
-    for loss in (equal, fixed):
-        _, result = run(loss, 6, net(), batches(), optax.sgd(0.05))
-        states.append(flat((result.model, result.model_state)))
-    np.testing.assert_allclose(*states, rtol=1e-5, atol=1e-6)
 
 
 def test_a_line_search_sees_the_weights_of_its_step():
@@ -318,39 +228,37 @@ def test_evaluation_is_at_the_weights_that_the_state_has():
     assert found == {"loss": 22.0, "c": 4.0, "d": 40.0}
 
 
-def padded(model, batch):
-    return jnp.stack([jax.vmap(model)(batch), batch[:, :1] ** 2], 1)
+def two_columns(model, x):
+    return jnp.stack([jax.vmap(model)(x), x[:, :1] ** 2], 1)
 
 
-def test_the_trace_is_that_of_the_kernel_of_what_is_trained():
+def one_column(model, x):
+    return x[:, :1] * jax.vmap(model)(x)
+
+
+def traces_of(model, where, batch):
+    """The squares of the whole Jacobian, of what `where` picks, added up."""
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    vector, rebuild = ravel_pytree(params)
+    marks = jax.tree.map(lambda leaf: 0 * leaf, params)
+    picked = where(jax.tree.map(jnp.ones_like, params))
+    owned, _ = ravel_pytree(eqx.tree_at(where, marks, picked))
+    for rows in (two_columns, one_column):
+        of = lambda v, rows=rows: rows(eqx.combine(rebuild(v), static), batch).ravel()
+        yield float(jnp.sum((jax.jacobian(of)(vector) * owned) ** 2))
+
+
+@pytest.mark.parametrize("where", [lambda model: model, lambda model: model.layers[1]])
+@pytest.mark.parametrize("rows", [[40], [40, 9]])
+def test_the_trace_is_that_of_the_kernel_of_what_is_trained(where, rows):
     x = np.random.default_rng(3).normal(size=(40, 3)).astype(np.float32)
-    model = eqx.nn.MLP(3, 1, 4, 1, key=jr.key(0))
-    last = lambda model: model.layers[1]
-    loss = tr.AdaptiveSum(
-        tr.NTKTrace(every=1),
-        a=tr.MeanSquare(padded),
-        b=tr.MeanSquare(lambda m, x: x[:, :1] * jax.vmap(m)(x)),
-    )
-    for where, rows in [(None, [40]), (last, [40]), (None, [40, 9])]:
-        update = tr.Minimize(loss, optax.sgd(0.0), where=where)
-        data = tr.Arrays(x[: sum(rows)], batch_size=40)
-        batches = [x, x[: rows[-1]]][: len(rows)]
-        trainer = tr.Trainer(update=update)
-        data = tr.Loader(batches, ragged="pad")
-        result = trainer.fit(model, data, num_steps=len(rows), progress=False)
-        owned = model if where is None else where(model)
-
-        def trace(residuals, batch):
-            put = lambda part: (
-                part if where is None else eqx.tree_at(where, model, part)
-            )
-            jacobian = jax.jacobian(lambda part: residuals(put(part), batch))
-            return sum(
-                np.sum(np.square(leaf))
-                for leaf in jax.tree.leaves(eqx.filter(jacobian(owned), eqx.is_array))
-            )
-
-        for place, batch in enumerate(batches):
-            found = [trace(term.residuals, batch) for term in loss.losses]
-            weights = [result.history[f"weight/{name}"][place] for name in "ab"]
-            np.testing.assert_allclose(weights, sum(found) / np.array(found), rtol=1e-5)
+    model, data = eqx.nn.MLP(3, 1, 4, 1, key=jr.key(0)), [x[:n] for n in rows]
+    terms = {"a": tr.MeanSquare(two_columns), "b": tr.MeanSquare(one_column)}
+    loss = tr.AdaptiveSum(tr.NTKTrace(every=1), **terms)
+    trainer = tr.Trainer(update=tr.Minimize(loss, optax.sgd(0.0), where=where))
+    loader = tr.Loader(data, ragged="pad")  # the second batch is padded to 40
+    history = trainer.fit(model, loader, num_steps=len(rows), progress=False).history
+    for step, batch in enumerate(data):
+        found = np.array(list(traces_of(model, where, batch)))
+        weights = [history[f"weight/{name}"][step] for name in "ab"]
+        np.testing.assert_allclose(weights, found.sum() / found, rtol=1e-5)

@@ -3,7 +3,6 @@
 import warnings
 from typing import Any, NamedTuple
 
-import jax.random as jr
 import numpy as np
 import plain_loop as plain
 import pytest
@@ -38,13 +37,15 @@ class Several(NamedTuple):
     def interpret(self, p, state, x, now):
         state, metrics, parts, old = dict(state), {}, self.parts, p
         if self.turns:
-            index, now = self.turns.pick(self, list(parts), self.by, now)
+            index, now = self.turns.pick(self.by, now)
             parts, metrics = dict([list(parts.items())[index]]), {"branch": index}
         for name, part in parts.items():
             if part is None:
                 continue
             seen = old if self.order == "simultaneous" else p
-            new, state[name], found = part.interpret(seen, state[name], x, now)
+            new, state[name], found = part.interpret(
+                seen, state[name], x, now.below(name)
+            )
             p = p | {n: v for n, v in new.items() if v is not seen[n]}
             metrics |= {f"{name}/{key}": v for key, v in found.items()}
             if self.turns and "loss" in found:
@@ -84,7 +85,7 @@ class Program(NamedTuple):
         )
 
 
-def run_plainly(program):
+def run_plainly(program, history):
     """Parameters, optimizer state, average, and what each step reports."""
     p, rows, had = plain.first_params(), [], {}
     state = program.update.init(p)
@@ -92,11 +93,9 @@ def run_plainly(program):
     average = {n: share * v for n, v in p.items()}
     for step in range(STEPS):
         total = program.cut if step < program.cut else STEPS
-        key, drawn = jr.fold_in(jr.key(0), step), dict(had)
-        now, x = (
-            plain.Now(step, step // 4, total, key, drawn),
-            program.batches()[step % 4],
-        )
+        drawn, recorded = dict(had), {n: values[step] for n, values in history.items()}
+        now = plain.Now(step, step // 4, total, recorded, drawn)
+        x = program.batches()[step % 4]
         new, new_state, metrics = program.update.interpret(p, state, x, now)
         rows.append(metrics)
         losses = [v for n, v in metrics.items() if n.split("/")[-1] == "loss"]
@@ -275,7 +274,7 @@ def check_metrics(history, rows):
 def check(program):
     trainer = program.build()
     result, history = fit(program, trainer)
-    p, state, average, rows = run_plainly(program)
+    p, state, average, rows = run_plainly(program, history)
     check_metrics(history, rows)
     model = trainer.evaluated_model(result.state, "ema")
     for found, expected in (

@@ -11,14 +11,11 @@ from jaxtyping import Array, PyTree
 from trainer._composed import AbstractComposed, Evaluation, named_losses
 from trainer._losses import Given, Output
 from trainer._mean_square import MeanSquare
-from trainer._memory import own_of, part_of, renewed
+from trainer._memory import own_of, part_of, renewed, SALT
 from trainer._metrics import Metric, switch
 from trainer._rules import AbstractRule, Seen
 from trainer._tree import describe
 from trainer._weighted_sum import check_terms, scaled, Sum, term_branches, term_metrics
-
-
-_SALT = 0x5EED
 
 
 @final
@@ -85,20 +82,21 @@ class AdaptiveSum(AbstractComposed):
     def own_memory(self) -> PyTree:
         """What the rule remembers, and the weights of the last step."""
         memory = self.rule.init(len(self.names))
-        return self._used(memory, memory)
+        return self._used(memory, memory, jnp.uint32(0))
 
-    def _used(self, memory: PyTree, seen: PyTree) -> dict[str, Any]:
+    def _used(self, memory: PyTree, seen: PyTree, salt: Any) -> dict[str, Any]:
         """A memory, and the weights that follow from the one to be seen."""
         weights, offset = self.rule.weights(seen), self.rule.offset(seen)
-        return {"rule": memory, "weights": weights, "offset": offset}
+        return {"rule": memory, "weights": weights, "offset": offset, SALT: salt}
 
     def combine(self, evaluate: Evaluation, given: Given) -> Output:
         """Renew the weights if that is due, and evaluate the sum."""
         own = own_of(given.memory)
         own = self.own_memory() if own is None else own
         if evaluate.trains:
-            new = self._renewed(own["rule"], evaluate, given)
-            own = self._used(new, own["rule"] if self.rule.delayed else new)
+            new = self._renewed(own, evaluate, given)
+            seen = own["rule"] if self.rule.delayed else new
+            own = self._used(new, seen, own[SALT])
         found = self._sum(own["weights"], evaluate, given)
         # The loss comes first in a value; a gradient does not see the offset.
         leaves, treedef = jtu.tree_flatten(found.value)
@@ -111,9 +109,10 @@ class AdaptiveSum(AbstractComposed):
         memory = renewed(found.memory, own, {})
         return Output(value, {**found.metrics, **weights}, found.state, memory)
 
-    def _renewed(self, memory: PyTree, evaluate: Evaluation, given: Given) -> PyTree:
+    def _renewed(self, own: PyTree, evaluate: Evaluation, given: Given) -> PyTree:
         """The rule's memory, renewed where that is due."""
-        key = None if given.key is None else jr.fold_in(given.key, _SALT)
+        memory = own["rule"]
+        key = None if given.key is None else jr.fold_in(given.key, own[SALT])
 
         def renew(memory: PyTree) -> Any:
             return self.rule.renew(memory, self._seen(evaluate, given), key=key), {}

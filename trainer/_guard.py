@@ -51,6 +51,11 @@ def _checked(state: TrainState) -> dict[str, Any]:
     return checked
 
 
+def _is_loss(name: str) -> bool:
+    """Whether a metric is what an update has minimized."""
+    return name.split("/")[-1] == "loss"
+
+
 def guarded(
     nonfinite: Nonfinite | None,
     old: TrainState,
@@ -69,7 +74,7 @@ def guarded(
         jnp.any(jnp.isfinite(was) & ~jnp.isfinite(now))
         for was, now in zip(_checked(old).values(), _checked(new).values(), strict=True)
     ]
-    losses = [m for n, m in metrics.items() if n.split("/")[-1] == "loss"]
+    losses = [metric for name, metric in metrics.items() if _is_loss(name)]
     found = jnp.asarray(False)
     for loss in losses:
         found = found | (jnp.asarray(loss.present) & ~jnp.isfinite(loss.value))
@@ -166,9 +171,9 @@ class Watchman:
     def _codes(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         if self._nonfinite:
             return np.asarray(rows[METRIC])
-        if "loss" not in rows:
-            return np.zeros(0, int)
-        return (~np.isfinite(np.ma.filled(rows["loss"], 0.0))).astype(int)
+        losses = [values for name, values in rows.items() if _is_loss(name)]
+        bad = [~np.isfinite(np.ma.filled(values, 0.0)) for values in losses]
+        return np.any(bad, axis=0).astype(int) if bad else np.zeros(0, int)
 
     def _described(
         self, first_step: int, row: int, code: int, rows: Mapping[str, np.ndarray]

@@ -53,6 +53,8 @@ class Output(NamedTuple):
 
 NAMES = ("step", "epoch", "key", "mask", "state")
 LOSS_ARGUMENTS = ("model", "batch")
+# Metrics that the Trainer reports itself.
+RESERVED = frozenset({"loss", "learning_rate", "loss_scale", "nonfinite"})
 
 
 def asked_for(
@@ -178,7 +180,7 @@ def _check_names(metrics: Mapping[str, Any], owner: str) -> None:
     for name, value in metrics.items():
         # A composed loss that was called inside this one reports its own weights.
         own = not isinstance(value, Metric)
-        if own and (name == "loss" or name.split("/")[0] == "weight"):
+        if own and (name in RESERVED or name.split("/")[0] == "weight"):
             raise ValueError(
                 f"`{owner}` returned a metric named `{name}`, a name the Trainer "
                 "reports itself. Give it another name."

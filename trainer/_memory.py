@@ -1,8 +1,11 @@
 """What a program remembers between steps, as a tree that mirrors the program."""
 
+import zlib
 from typing import Any, final
 
 import equinox as eqx
+import jax.numpy as jnp
+import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._selectors import Report
@@ -44,6 +47,23 @@ def renewed(memory: Node | None, own: PyTree, parts: dict[str, PyTree]) -> Node 
         return None
     kept = {name: parts.get(name, old) for name, old in memory.parts.items()}
     return Node(own, kept)
+
+
+SALT = "salt"
+
+
+def salted(memory: PyTree) -> PyTree:
+    """Give each that draws by chance a number of its own, from its place.
+
+    There is one key a step. Folded with this number, it draws apart from the others.
+    """
+
+    def one(path: Any, leaf: Any) -> Any:
+        if getattr(path[-1], "key", None) != SALT:
+            return leaf
+        return jnp.uint32(zlib.crc32(jtu.keystr(path).encode()))
+
+    return jtu.tree_map_with_path(one, memory)
 
 
 @final

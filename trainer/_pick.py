@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from trainer._counts import check_unit_of
 from trainer._losses import Given
+from trainer._memory import SALT
 from trainer._selectors import AbstractSelector
 from trainer._tree import describe
 from trainer._types import Step
@@ -37,7 +38,8 @@ def init_picked(selector: AbstractSelector, num: int) -> PyTree:
     memory = selector.init(num)
     if memory is None:
         return None
-    return {"selector": memory, "index": jnp.int32(0), "local": jnp.int32(0)}
+    zero = jnp.int32(0)
+    return {"selector": memory, "index": zero, "local": zero, SALT: jnp.uint32(0)}
 
 
 def pick(
@@ -71,7 +73,7 @@ def pick(
         known["memory"] = own["selector"]
     if "key" in asked:
         # Two selectors at one step are to draw apart from each other and from the loss.
-        salt = zlib.crc32("/".join(names).encode())
+        salt = zlib.crc32("/".join(names).encode()) if own is None else own[SALT]
         known["key"] = None if given.key is None else jr.fold_in(given.key, salt)
     picked = selector(count, len(names), **{k: known[k] for k in known if k in asked})
     if not (isinstance(picked, tuple) and len(picked) == 2):
@@ -89,4 +91,4 @@ def picked(selector: AbstractSelector, own: PyTree, outcome: Any, local: Step) -
     if own is None:
         return None
     memory = selector.after(own["selector"], outcome)
-    return {"selector": memory, "index": outcome.branch, "local": local}
+    return {**own, "selector": memory, "index": outcome.branch, "local": local}

@@ -13,7 +13,7 @@ from trainer._counts import asks_num_steps, INT32_MAX
 from trainer._guard import guarded, Nonfinite
 from trainer._history import unknown
 from trainer._losses import Given
-from trainer._memory import Memory
+from trainer._memory import Memory, salted
 from trainer._metrics import Metric
 from trainer._selectors import AbstractSelector, Report
 from trainer._state import TrainState
@@ -80,7 +80,7 @@ class Program(eqx.Module):
         named = zip(self.names, self.transforms, strict=True)
         never = Report(jnp.float32(jnp.nan), jnp.int32(0))
         memory = Memory(
-            program=self.update.memory(),
+            program=salted(self.update.memory()),
             reports={name: never for name in self.watches},
             num_steps=jnp.int32(INT32_MAX) if self.in_fractions else None,
             halted=jnp.asarray(False) if self.nonfinite == "raise" else None,

@@ -20,7 +20,8 @@ class Random(AbstractSelector):
 
     Attributes:
         probabilities: One number or schedule a branch. They are divided by their sum,
-            so that `(3, 1)` means three steps of four on average.
+            so that `(3, 1)` means three steps of four on average. A schedule that is
+            negative or NaN at a step counts as 0 there.
 
     Raises:
         TypeError: A probability is neither a number nor a schedule.
@@ -90,6 +91,7 @@ class Random(AbstractSelector):
             for p in self.probabilities
         ]
         chances = jnp.stack([jnp.asarray(p, jnp.float32) for p in now])
+        chances = jnp.where(chances > 0, chances, 0.0)
         index = jr.categorical(key, jnp.log(chances)).astype(jnp.int32)
         return index, memory[index]
 

@@ -18,7 +18,7 @@ from trainer._composed import (
     Unit,
 )
 from trainer._counts import call_schedule, check_unit_of
-from trainer._losses import AbstractJoint, call_leaf, Given, Output
+from trainer._losses import AbstractJoint, call_leaf, Given, Output, RESERVED
 from trainer._memory import part_of, renewed
 from trainer._metrics import Metric, switch
 from trainer._schedules import check_schedule
@@ -155,7 +155,7 @@ class WeightedSum(AbstractComposed):
 def check_terms(terms: Mapping[str, Any], owner: str) -> None:
     """Raise ValueError for a name that the history uses for something else."""
     for name in terms:
-        if name in ("loss", "branch", "weight"):
+        if name in RESERVED | {"branch", "weight"}:
             raise ValueError(
                 f"A term of `{owner}` is named `{name}`, which the history uses for "
                 "something else. Give it another name."
