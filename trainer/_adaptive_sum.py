@@ -11,7 +11,14 @@ from jaxtyping import Array, PyTree
 from trainer._composed import AbstractComposed, Evaluation, named_losses
 from trainer._losses import Given, Output
 from trainer._mean_square import MeanSquare
-from trainer._memory import own_of, part_of, renewed, SALT
+from trainer._memory import (
+    check_arrays,
+    own_of,
+    part_of,
+    renewed,
+    Salt,
+    unsalted,
+)
 from trainer._metrics import Metric, switch
 from trainer._rules import AbstractRule, Seen
 from trainer._tree import describe
@@ -81,13 +88,13 @@ class AdaptiveSum(AbstractComposed):
 
     def own_memory(self) -> PyTree:
         """What the rule remembers, and the weights of the last step."""
-        memory = self.rule.init(len(self.names))
-        return self._used(memory, memory, jnp.uint32(0))
+        memory = check_arrays(self.rule.init(len(self.names)), self.rule)
+        return self._used(memory, memory, unsalted())
 
-    def _used(self, memory: PyTree, seen: PyTree, salt: Any) -> dict[str, Any]:
+    def _used(self, memory: PyTree, seen: PyTree, salt: Salt) -> dict[str, Any]:
         """A memory, and the weights that follow from the one to be seen."""
         weights, offset = self.rule.weights(seen), self.rule.offset(seen)
-        return {"rule": memory, "weights": weights, "offset": offset, SALT: salt}
+        return {"rule": memory, "weights": weights, "offset": offset, "salt": salt}
 
     def combine(self, evaluate: Evaluation, given: Given) -> Output:
         """Renew the weights if that is due, and evaluate the sum."""
@@ -96,7 +103,7 @@ class AdaptiveSum(AbstractComposed):
         if evaluate.trains:
             new = self._renewed(own, evaluate, given)
             seen = own["rule"] if self.rule.delayed else new
-            own = self._used(new, seen, own[SALT])
+            own = self._used(new, seen, own["salt"])
         found = self._sum(own["weights"], evaluate, given)
         # The loss comes first in a value; a gradient does not see the offset.
         leaves, treedef = jtu.tree_flatten(found.value)
@@ -112,7 +119,7 @@ class AdaptiveSum(AbstractComposed):
     def _renewed(self, own: PyTree, evaluate: Evaluation, given: Given) -> PyTree:
         """The rule's memory, renewed where that is due."""
         memory = own["rule"]
-        key = None if given.key is None else jr.fold_in(given.key, own[SALT])
+        key = None if given.key is None else jr.fold_in(given.key, own["salt"].number)
 
         def renew(memory: PyTree) -> Any:
             return self.rule.renew(memory, self._seen(evaluate, given), key=key), {}
@@ -126,12 +133,15 @@ class AdaptiveSum(AbstractComposed):
         return memory
 
     def _seen(self, evaluate: Evaluation, given: Given) -> Seen:
-        """What the rule needs to see. The model's state is left as it is."""
+        """What the rule needs to see, of what this step runs.
+
+        The model's state and what the terms remember are left as they are.
+        """
         values, gradients, traces = [], [], []
         for name, loss in self.parts().items():
             part = given._replace(memory=part_of(given.memory, name))
             if self.rule.needs == "gradients":
-                value, gradient = evaluate.untrained()(loss, part).value
+                value, gradient = evaluate(loss, part).value
                 gradients.append(gradient)
             else:
                 value = evaluate.without_gradient()(loss, part).value

@@ -35,35 +35,46 @@ class AbstractAdvancing(AbstractSelector):
         return {"index": zero, "local": zero, "reports": zero, "seen": seen}
 
     def __call__(
-        self, step: Step, num: int, *, memory: Any = None
+        self, step: Step, num: int, *, memory: Any = None, reports: Any = None
     ) -> tuple[Step, Step]:
         """Pick the branch; see `AbstractSelector.__call__`."""
-        del step, num
+        del step
+        memory = self._with_report(memory, reports, num)
         return memory["index"], memory["local"]
 
     def after(self, memory: Any, outcome: Outcome) -> dict[str, Any]:
-        """Look at the metric, and go on to the next branch if that is due."""
-        value, is_new, count = self._read(memory["reports"], outcome)
-        seen, move = self._look(memory["seen"], value, memory["index"])
-        move = is_new & move & (memory["index"] < outcome.num - 1)
-        seen = _where(is_new, seen, memory["seen"])
-        return {
-            "index": memory["index"] + move.astype(jnp.int32),
-            "local": jnp.where(move, 0, memory["local"] + 1),
-            "reports": count,
-            "seen": _where(move, self._nothing_seen(), seen),
-        }
-
-    def _read(self, reports: Array, outcome: Outcome) -> tuple[Array, Array, Array]:
-        """The metric, whether it is new, and how many reports there have been."""
+        """Count the step, look at the metric, and go on if that is due."""
+        memory = self._with_report(memory, outcome.reports, outcome.num)
+        memory = {**memory, "local": memory["local"] + 1}
         if self.reported:
-            value, count = outcome.reports[self.metric]
-            # A report stays until there is another, and is looked at once.
-            return value, count != reports, count
+            return memory
         if self.metric not in outcome.metrics:
             raise unknown(self.metric, outcome.metrics)
         value, present = outcome.metrics[self.metric]
-        return jnp.asarray(value, jnp.float32), jnp.asarray(present), reports
+        return self._advanced(memory, value, jnp.asarray(present), outcome.num)
+
+    def _with_report(self, memory: Any, reports: Any, num: int) -> dict[str, Any]:
+        """Look at what a callback has measured, if it has since the last step."""
+        if not self.reported:
+            return memory
+        value, times = reports[self.metric]
+        is_new = times != memory["reports"]
+        return self._advanced(memory, value, is_new, num) | {"reports": times}
+
+    def _advanced(
+        self, memory: Any, value: Any, is_new: Array, num: int
+    ) -> dict[str, Any]:
+        """Take in a value that is new, and go on to the next branch if that is due."""
+        value = jnp.asarray(value, jnp.float32)
+        seen, move = self._look(memory["seen"], value, memory["index"])
+        move = is_new & move & (memory["index"] < num - 1)
+        seen = _where(is_new, seen, memory["seen"])
+        return {
+            **memory,
+            "index": memory["index"] + move.astype(jnp.int32),
+            "local": jnp.where(move, 0, memory["local"]),
+            "seen": _where(move, self._nothing_seen(), seen),
+        }
 
     @abc.abstractmethod
     def _nothing_seen(self) -> PyTree:
@@ -149,8 +160,10 @@ class Plateau(AbstractAdvancing):
     def _look(self, seen: Any, value: Array, index: Step) -> tuple[Any, Array]:
         del index
         value = value if self.mode == "min" else -value
-        old = jnp.where(jnp.isnan(seen["average"]), value, seen["average"])
-        average = self.smoothing * old + (1 - self.smoothing) * value
+        average = value
+        if self.smoothing:
+            old = jnp.where(jnp.isfinite(seen["average"]), seen["average"], value)
+            average = self.smoothing * old + (1 - self.smoothing) * value
         is_better = average < seen["best"] - self.min_delta
         bad = jnp.where(is_better, 0, seen["not_better"] + 1)
         best = jnp.where(is_better, average, seen["best"])
@@ -204,6 +217,11 @@ class Threshold(AbstractAdvancing):
             )
         given = above if below is None else below
         many = given if isinstance(given, Sequence) else (given,)
+        if not many:
+            raise ValueError(
+                "`Threshold` was given no threshold. Give one number for every branch "
+                "but the last."
+            )
         self.thresholds = tuple(number_in(t, "a threshold") for t in many)
         self.side = "above" if below is None else "below"
         self.reported = bool(reported)

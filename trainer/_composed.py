@@ -45,13 +45,9 @@ class Evaluation(NamedTuple):
             return loss.combine(self, given)
         return self.leaf(loss, given)
 
-    def untrained(self) -> "Evaluation":
-        """The same, of which nothing is remembered."""
-        return self._replace(trains=False)
-
     def without_gradient(self) -> "Evaluation":
-        """The values alone, of which nothing is remembered."""
-        return Evaluation(self.plain or self.leaf)
+        """The same for the values alone."""
+        return Evaluation(self.plain or self.leaf, self.trains)
 
 
 class AbstractComposed(AbstractLoss):

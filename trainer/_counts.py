@@ -7,12 +7,14 @@ from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from trainer._types import Step
 
 
 INT32_MAX = 2**31 - 1
-_FINEST = 10_000
+# The largest whose square is an int32.
+_FINEST = 46_340
 
 
 def positive_int(value: Any, what: str) -> int:
@@ -36,23 +38,34 @@ def positive_int(value: Any, what: str) -> int:
 
 def steps_or_fraction(value: Any, what: str) -> int | float:
     """Check that `value` is a positive whole number, or a float between 0 and 1."""
-    if not isinstance(value, float):
+    if not isinstance(value, float | np.floating):
         return positive_int(value, what)
+    value = float(value)
     if not 0 < value < 1:
         whole = f" or `{int(value)}` for steps" if value.is_integer() else ""
         raise ValueError(
             f"{what} is `{value!r}`. A float is a fraction of the run, above 0 and "
             f"below 1; steps are whole numbers. Write `0.5` for half of the run{whole}."
         )
+    if not 0 < share_of(value) < 1:
+        raise ValueError(
+            f"{what} is `{value!r}`, a fraction of the run that is finer than "
+            f"1/{_FINEST:,}. Give a whole number of steps."
+        )
     return value
+
+
+def share_of(value: float) -> Fraction:
+    """The fraction that is reckoned with: the nearest whose terms are small."""
+    return Fraction(repr(value)).limit_denominator(_FINEST)
 
 
 def steps_of(value: int | float, num_steps: Any) -> Step:
     """The step that a whole number or a fraction of the run stands for.
 
     A fraction is rounded down to a whole step. It is worked out in whole numbers, so
-    that it is exact for every run that an int32 can count; a fraction finer than
-    1/10,000 is taken as the nearest one that is not.
+    that it is exact for every run that an int32 can count. A fraction is taken as the
+    nearest one with a denominator up to 46,340.
 
     Args:
         value: As checked by `steps_or_fraction`.
@@ -65,7 +78,7 @@ def steps_of(value: int | float, num_steps: Any) -> Step:
             f"`{value!r}` is a fraction of a run whose `num_steps` is not known here. "
             "Call it with `num_steps=`, or give a whole number of steps."
         )
-    share = Fraction(repr(value)).limit_denominator(_FINEST)
+    share = share_of(value)
     top, bottom = share.numerator, share.denominator
     whole, rest = num_steps // bottom, num_steps % bottom
     return jnp.asarray(whole * top + rest * top // bottom, jnp.int32)

@@ -113,6 +113,13 @@ class Fitting(Frozen):
             loop.run(num_steps)
         finally:
             self.last_state = start() if loop.is_lost() else loop.state()
+        never = [n for n, r in self.last_state.memory.reports.items() if not r.times]
+        if never and watch.history.measured:
+            warnings.warn(
+                f"A selector waits for `{never[0]}`, and no callback has reported it. "
+                f"Callbacks have reported {sorted(watch.history.measured)}.",
+                stacklevel=3,
+            )
         if watchman.tell():
             warnings.warn(str(watchman.tell()), stacklevel=3)
         return FitResult(

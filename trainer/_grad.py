@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 
 from trainer._composed import Evaluation
 from trainer._losses import call_leaf, Given, Output
-from trainer._mean_square import MeanSquare, residuals_of
+from trainer._mean_square import MeanSquare, unpadded
 from trainer._micro import in_micro_batches
 from trainer._precision import Compute, narrowed
 from trainer._types import Batch, Model
@@ -74,7 +74,12 @@ def _wide(value: Array, compute: Compute | None) -> Array:
 
 
 def value_and_grad(
-    loss: Any, model: Model, batch: Batch, given: Given, how: How = _PLAIN
+    loss: Any,
+    model: Model,
+    batch: Batch,
+    given: Given,
+    how: How = _PLAIN,
+    trains: bool = True,
 ) -> Output:
     """Compute a loss and its gradient by the arrays of the model that are owned.
 
@@ -112,12 +117,10 @@ def value_and_grad(
         return in_micro_batches(one, how.micro_batches, batch, given)
 
     def trace(leaf: MeanSquare, given: Given) -> Array:
-        return _trace(
-            lambda owned: residuals_of(leaf, whole(owned), batch, given), owned
-        )
+        return _trace(lambda owned: unpadded(leaf, whole(owned), batch, given), owned)
 
     plain = _plain(model, batch, how)
-    return Evaluation(in_parts, True, plain, trace)(loss, given)
+    return Evaluation(in_parts, trains, plain, trace)(loss, given)
 
 
 def _trace(residuals: Callable[[PyTree], Array], owned: PyTree) -> Array:

@@ -46,10 +46,12 @@ class History(Mapping[str, Any]):
     Attributes:
         branches: For every metric that is the index of the active branch of a Switch,
             the names of its branches.
+        measured: Names of what callbacks have measured.
     """
 
     def __init__(self, branches: Mapping[str, tuple[str, ...]] | None = None):
         self.branches: dict[str, tuple[str, ...]] = dict(branches or {})
+        self.measured: set[str] = set()
         self._rows: dict[str, list[np.ndarray]] = {}
         self._steps: dict[str, list[np.ndarray]] = {}
 
@@ -63,6 +65,7 @@ class History(Mapping[str, Any]):
 
         A second value for one step takes the place of the first.
         """
+        self.measured |= set(values)
         for name, value in values.items():
             if name in self._rows and self._steps[name][-1][-1] == step:
                 for parts in (self._rows[name], self._steps[name]):
@@ -109,6 +112,7 @@ class History(Mapping[str, Any]):
             ValueError: `later` holds a step that is not after all of this one's.
         """
         joined = History({**self.branches, **later.branches})
+        joined.measured = self.measured | later.measured
         for name in dict.fromkeys([*self, *later]):
             for part in (self, later):
                 if name in part:

@@ -22,7 +22,8 @@ class MeanSquare(AbstractLoss):
     """The mean of the squares of what a function returns.
 
     An ordinary loss, but for one thing: `tr.NTKTrace` can look at the single residuals,
-    which it needs and a scalar does not show.
+    which it needs and a scalar does not show. Rows of a batch that are padding are left
+    out, if there is one row of residuals for each example.
 
     Attributes:
         residuals: A function `(model, batch)` that returns an array of real numbers,
@@ -61,16 +62,38 @@ class MeanSquare(AbstractLoss):
         """Compute the loss of one batch."""
         given = Given(step, epoch, key, mask)
         squares = residuals_of(self, model, batch, given) ** 2
-        if mask is None or "mask" in asked_for(self.residuals, LOSS_ARGUMENTS, "loss"):
+        if not _has_rows(self, squares, mask):
             return jnp.mean(squares)
-        if squares.shape[:1] != mask.shape:
-            raise ValueError(
-                f"`{name_of(self.residuals)}` returned {describe(squares)} for a batch "
-                f"of {mask.size} examples, some of which may be padding. Return one "
-                "row an example, or ask for `mask` and leave them out."
-            )
         rows = mask.reshape(mask.shape + (1,) * (squares.ndim - 1))
         return jnp.mean(squares, where=jnp.broadcast_to(rows, squares.shape))
+
+
+def _has_rows(loss: MeanSquare, found: Array, mask: Any) -> bool:
+    """Whether the mask says which rows are padding.
+
+    Residuals that are not one row an example have nothing to do with the batch, as
+    those of an initial condition at points of its own.
+    """
+    if mask is None or "mask" in asked_for(loss.residuals, LOSS_ARGUMENTS, "loss"):
+        return False
+    if found.shape[:1] == mask.shape:
+        return True
+    if found.ndim and found.shape[0] > mask.size and found.shape[0] % mask.size == 0:
+        raise ValueError(
+            f"`{name_of(loss.residuals)}` returned {describe(found)} for a batch of "
+            f"{mask.size} examples, some of which may be padding. Return one row an "
+            "example, or ask for `mask` and leave padding out."
+        )
+    return False
+
+
+def unpadded(loss: MeanSquare, model: Model, batch: Batch, given: Given) -> Array:
+    """The residuals of one batch, 0 for rows that are padding."""
+    found = residuals_of(loss, model, batch, given)
+    if not _has_rows(loss, found, given.mask):
+        return found
+    rows = given.mask.reshape(given.mask.shape + (1,) * (found.ndim - 1))
+    return jnp.where(rows, found, 0)
 
 
 def residuals_of(loss: MeanSquare, model: Model, batch: Batch, given: Given) -> Array:

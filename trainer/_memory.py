@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._selectors import Report
+from trainer._tree import describe
 from trainer._types import Step
 
 
@@ -49,21 +50,43 @@ def renewed(memory: Node | None, own: PyTree, parts: dict[str, PyTree]) -> Node 
     return Node(own, kept)
 
 
-SALT = "salt"
+@final
+class Salt(eqx.Module):
+    """A number that one who draws by chance folds into the step's key.
+
+    There is one key a step; with a number of its own each draws apart from the others.
+    """
+
+    number: Any
+
+
+def unsalted() -> Salt:
+    """A number that `salted` is to replace."""
+    return Salt(jnp.uint32(0))
 
 
 def salted(memory: PyTree) -> PyTree:
-    """Give each that draws by chance a number of its own, from its place.
+    """Give each that draws by chance a number from its place in the memory."""
+    is_salt = lambda node: isinstance(node, Salt)
 
-    There is one key a step. Folded with this number, it draws apart from the others.
-    """
+    def one(path: Any, node: Any) -> Any:
+        if not is_salt(node):
+            return node
+        return Salt(jnp.uint32(zlib.crc32(jtu.keystr(path).encode())))
 
-    def one(path: Any, leaf: Any) -> Any:
-        if getattr(path[-1], "key", None) != SALT:
-            return leaf
-        return jnp.uint32(zlib.crc32(jtu.keystr(path).encode()))
+    return jtu.tree_map_with_path(one, memory, is_leaf=is_salt)
 
-    return jtu.tree_map_with_path(one, memory)
+
+def check_arrays(memory: PyTree, owner: Any) -> PyTree:
+    """Raise TypeError unless a memory is made of arrays; return it."""
+    for leaf in jtu.tree_leaves(memory):
+        if not eqx.is_array(leaf):
+            raise TypeError(
+                f"The memory of `{type(owner).__name__}` holds `{describe(leaf)}`, "
+                "which a compiled step cannot change. Make it of arrays, such as "
+                "`jnp.int32(0)`."
+            )
+    return memory
 
 
 @final

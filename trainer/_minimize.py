@@ -177,7 +177,7 @@ class Minimize(AbstractOwnUpdate):
         seen = inner._replace(memory=found.memory)
         value_of = lambda model: value_only(self.loss, model, batch, seen, how)
         grad_of = lambda model: value_and_grad(
-            self.loss, model, batch, inner, how
+            self.loss, model, batch, seen, how, trains=False
         ).value[1]
         loss = _At(value, grad, value_of, grad_of)
         new, states, metrics = self._optimize(model, opt_state, loss, given)

@@ -1,8 +1,6 @@
 """How a Switch of losses or of updates has its branch picked."""
 
 import inspect
-import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ from jaxtyping import PyTree
 
 from trainer._counts import check_unit_of
 from trainer._losses import Given
-from trainer._memory import SALT
+from trainer._memory import check_arrays, unsalted
 from trainer._selectors import AbstractSelector
 from trainer._tree import describe
 from trainer._types import Step
@@ -34,17 +32,26 @@ def check_selector(selector: Any, num: int, by: str) -> None:
 
 
 def init_picked(selector: AbstractSelector, num: int) -> PyTree:
-    """The memory of a selector, and what it picked last; None if it has no memory."""
-    memory = selector.init(num)
-    if memory is None:
+    """What is remembered for a selector: its own memory, and what it picked last.
+
+    None for one that neither remembers nor draws by chance.
+    """
+    memory = check_arrays(selector.init(num), selector)
+    asks = inspect.signature(selector).parameters
+    if memory is None and "memory" in asks:
+        raise TypeError(
+            f"`{type(selector).__name__}` asks for `memory` and makes none. Define "
+            "`init(self, num)`, which returns its arrays before the first step."
+        )
+    if memory is None and "key" not in asks:
         return None
     zero = jnp.int32(0)
-    return {"selector": memory, "index": zero, "local": zero, SALT: jnp.uint32(0)}
+    return {"selector": memory, "index": zero, "local": zero, "salt": unsalted()}
 
 
 def pick(
     selector: AbstractSelector,
-    names: Sequence[str],
+    num: int,
     count: Step,
     given: Given,
     own: PyTree,
@@ -57,7 +64,7 @@ def pick(
 
     Args:
         selector: Picks.
-        names: The branches' names.
+        num: How many branches there are.
         count: What the selector counts: steps or epochs.
         given: What is known at this step.
         own: As `init_picked` makes it.
@@ -65,30 +72,41 @@ def pick(
     """
     if own is not None and not trains:
         return own["index"], own["local"]
-    if own is None and selector.init(len(names)) is not None:
+    if own is None and init_picked(selector, num) is not None:
         return jnp.int32(0), jnp.int32(0)
-    asked = inspect.signature(selector).parameters
-    known: dict[str, Any] = {"num_steps": given.num_steps}
+    known: dict[str, Any] = {"num_steps": given.num_steps, "reports": given.reports}
     if own is not None:
         known["memory"] = own["selector"]
-    if "key" in asked:
-        # Two selectors at one step are to draw apart from each other and from the loss.
-        salt = zlib.crc32("/".join(names).encode()) if own is None else own[SALT]
+        salt = own["salt"].number
         known["key"] = None if given.key is None else jr.fold_in(given.key, salt)
-    picked = selector(count, len(names), **{k: known[k] for k in known if k in asked})
+    asked = inspect.signature(selector).parameters
+    picked = selector(count, num, **{k: known[k] for k in known if k in asked})
     if not (isinstance(picked, tuple) and len(picked) == 2):
-        raise TypeError(
-            f"`{type(selector).__name__}` returned `{describe(picked)}`. A "
-            "selector returns the branch's index and how many steps it has had."
-        )
-    index, local = (jnp.asarray(x, jnp.int32) for x in picked)
+        raise _not_picked(selector, picked)
+    index, local = (jnp.asarray(x) for x in picked)
+    whole = [
+        x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer) for x in (index, local)
+    ]
+    if not all(whole) or index.shape != () or local.shape != ():
+        raise _not_picked(selector, (index, local))
     # What is recorded is what runs: `lax.switch` takes the nearest branch there is.
-    return jnp.clip(index, 0, len(names) - 1), local
+    index = jnp.clip(index.astype(jnp.int32), 0, num - 1)
+    return index, local.astype(jnp.int32)
+
+
+def _not_picked(selector: AbstractSelector, picked: Any) -> TypeError:
+    many = isinstance(picked, tuple)
+    what = ", ".join(map(describe, picked)) if many else describe(picked)
+    return TypeError(
+        f"`{type(selector).__name__}` returned `{what}`. A selector returns the "
+        "branch's index and how many steps it has had, two whole numbers."
+    )
 
 
 def picked(selector: AbstractSelector, own: PyTree, outcome: Any, local: Step) -> Any:
     """The memory after a step; see `init_picked`."""
     if own is None:
         return None
-    memory = selector.after(own["selector"], outcome)
+    memory = own["selector"]
+    memory = None if memory is None else selector.after(memory, outcome)
     return {**own, "selector": memory, "index": outcome.branch, "local": local}

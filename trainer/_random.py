@@ -8,6 +8,7 @@ import jax.random as jr
 from jaxtyping import Array
 
 from trainer._counts import asks_num_steps, call_schedule, number_in
+from trainer._schedules import check_schedule
 from trainer._selectors import AbstractSelector, Outcome
 from trainer._types import Step
 
@@ -21,7 +22,7 @@ class Random(AbstractSelector):
     Attributes:
         probabilities: One number or schedule a branch. They are divided by their sum,
             so that `(3, 1)` means three steps of four on average. A schedule that is
-            negative or NaN at a step counts as 0 there.
+            negative or NaN at a step counts as 0 there; where all are 0, branch 0 runs.
 
     Raises:
         TypeError: A probability is neither a number nor a schedule.
@@ -46,7 +47,11 @@ class Random(AbstractSelector):
             p if callable(p) else number_in(p, "a probability of `Random`")
             for p in probabilities
         )
-        numbers = [p for p in self.probabilities if not callable(p)]
+        what = "A probability of `Random`"
+        constant = [
+            check_schedule(p, what) if callable(p) else p for p in self.probabilities
+        ]
+        numbers = [p for p in constant if p is not None]
         if any(p < 0 for p in numbers):
             raise ValueError(
                 f"`Random` has probabilities `{self.probabilities}`; none may be "
@@ -55,7 +60,7 @@ class Random(AbstractSelector):
         if len(numbers) == len(self.probabilities) and sum(numbers) == 0:
             raise ValueError(
                 f"`Random` has probabilities `{self.probabilities}`, of which none is "
-                "above 0, so that no branch can be drawn."
+                "ever above 0, so that no branch can be drawn."
             )
 
     @property

@@ -118,7 +118,8 @@ class Anneal(eqx.Module):
 
 
 def _linear(start: float, stop: float, share: Array) -> Array:
-    return start + (stop - start) * share
+    # Both ends come out exactly, however far apart they are.
+    return (1 - share) * start + share * stop
 
 
 def _cosine(start: float, stop: float, share: Array) -> Array:

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from trainer._counts import INT32_MAX, positive_int, steps_of, steps_or_fraction
+from trainer._counts import (
+    INT32_MAX,
+    positive_int,
+    share_of,
+    steps_of,
+    steps_or_fraction,
+)
 from trainer._metrics import Metric
 from trainer._types import Step
 
@@ -57,9 +63,10 @@ class Outcome(NamedTuple):
 class AbstractSelector(eqx.Module):
     """Picks one of several branches from the step, inside the compiled step.
 
-    Subclass it for a rule of your own: `__call__` is traced, so it uses `jax.numpy` and
-    no Python `if` on the step. It may ask by name for `key`, this step's random key,
-    and for `num_steps`, the total at which the run stops.
+    Subclass it for a choice of your own: `__call__` is traced, so it uses `jax.numpy`
+    and no Python `if` on the step. It may ask by name for `key`, a random key of its
+    own for this step; for `num_steps`, the total at which the run stops; and for
+    `reports`, what callbacks have measured.
 
     One that chooses by what was seen before has a memory as well. `init` makes it,
     `after` renews it once the branch has run, and `__call__` asks for `memory` by name.
@@ -246,8 +253,9 @@ class At(AbstractSelector):
         self.boundaries = tuple(
             steps_or_fraction(b, "a boundary of `At`") for b in boundaries
         )
-        for kind in (int, float):
-            alike = [b for b in self.boundaries if isinstance(b, kind)]
+        whole = [b for b in self.boundaries if isinstance(b, int)]
+        shares = [share_of(b) for b in self.boundaries if isinstance(b, float)]
+        for alike in (whole, shares):
             if sorted(set(alike)) != alike:
                 raise ValueError(
                     f"`At` has boundaries `{self.boundaries}`; each must be above the "

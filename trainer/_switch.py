@@ -87,7 +87,9 @@ class Switch(AbstractComposed):
         memory, names = given.memory, self.names
         count = given.step if self.by == "step" else given.epoch
         own = own_of(memory)
-        index, local = pick(self.selector, names, count, given, own, evaluate.trains)
+        index, local = pick(
+            self.selector, len(names), count, given, own, evaluate.trains
+        )
         inner = given._replace(**{self.by: local})
 
         def branch(name: str, loss: Any) -> Any:

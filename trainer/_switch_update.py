@@ -104,7 +104,7 @@ class SwitchUpdate(AbstractSeveral):
         """
         own = own_of(given.memory)
         count = given.step if self.by == "step" else given.epoch
-        index, local = pick(self.selector, self.names, count, given, own, True)
+        index, local = pick(self.selector, len(self.names), count, given, own, True)
         inner = given._replace(**{self.by: local})
         states, memories, metrics, losses = dict(opt_state), {}, {}, []
         for number, name in enumerate(self.names):

@@ -10,14 +10,14 @@ import optax
 
 from trainer._callback import AbstractCallback, check_callbacks
 from trainer._checks import check_ends, check_key, check_model, split_model
-from trainer._counts import positive_int
+from trainer._counts import INT32_MAX, positive_int
 from trainer._evaluate import Evaluator
 from trainer._fitting import check_watched, Fitting
 from trainer._guard import check_nonfinite, Nonfinite
 from trainer._history import History
 from trainer._loop import Watch
 from trainer._make_update import make_update
-from trainer._memory import part_of
+from trainer._memory import Memory, part_of
 from trainer._parts import Parts
 from trainer._program import Program
 from trainer._result import FitResult
@@ -275,7 +275,8 @@ class Trainer(Fitting):
         if not isinstance(model, TrainState):
             model, model_state = split_model(model)
             zero = jnp.int32(0)
-            model = TrainState(zero, zero, model, model_state, None, jr.key(0))
+            key, memory = jr.key(0), Memory(num_steps=jnp.int32(INT32_MAX))
+            model = TrainState(zero, zero, model, model_state, None, key, memory)
         kept = part_of(model.memory.program, "loss") if loss is own else None
         memory = dataclasses.replace(model.memory, program=kept)
         return self._evaluator(loss, dataclasses.replace(model, memory=memory), data)
