@@ -12,6 +12,7 @@ import optax
 import trainer as tr
 
 
+BATCHES = np.random.default_rng(7).normal(size=(4, 5, 2)).astype(np.float32)
 NAMES = ("a", "b", "c", "t")
 
 
@@ -29,10 +30,7 @@ def first_params():
 
 
 class Now(NamedTuple):
-    """What a plain loop knows at a step, and where in the program it is.
-
-    What was drawn by chance is taken from what the Trainer `recorded`; `had` counts it.
-    """
+    """A step, a place in the program, and what was drawn there: its history, counts."""
 
     step: int
     epoch: int
@@ -145,8 +143,7 @@ class Turns(NamedTuple):
         if self.kind == "every":
             return count // self.numbers % self.num
         if self.kind == "cycle":
-            turn = [n for n, times in enumerate(self.numbers) for _ in range(times)]
-            return turn[count % len(turn)]
+            return np.repeat(range(self.num), self.numbers)[count % sum(self.numbers)]
         starts = np.maximum.accumulate([steps_of(b, num_steps) for b in self.numbers])
         return sum(count >= start for start in starts)
 
@@ -154,13 +151,11 @@ class Turns(NamedTuple):
         """The branch, and what its parts know: they count from its own start."""
         if self.kind == "random":
             index = int(now.recorded[f"{now.path}branch"])
-            place = now.path, index
-            local = now.had.get(place, 0)
-            now.had[place] = local + 1
+            local = now.had.get((now.path, index), 0)
+            now.had[now.path, index] = local + 1
         else:
             count, num_steps = getattr(now, by), now.num_steps
-            index = self.branch(count, num_steps)
-            earlier = [self.branch(c, num_steps) for c in range(count)]
+            *earlier, index = [self.branch(c, num_steps) for c in range(count + 1)]
             local = earlier.count(index)
         return index, now._replace(**{by: local})
 
@@ -209,7 +204,7 @@ class Add(NamedTuple):
 
 RATE = optax.linear_schedule(0.1, 0.0, 8)
 # A large `eps`: Adam does not blow up the rounding of a gradient that is near 0.
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Any] = {
     "momentum": optax.sgd(0.05, momentum=0.8),
     "adam": optax.adam(0.05, eps=0.01),
     "injected": optax.inject_hyperparams(optax.sgd)(RATE),
@@ -228,14 +223,13 @@ def optimized(optimizer, owned, p, state, grad):
     params, grad = only(p, owned), only(grad, owned)
     grad = {name: g.astype(jnp.float32) for name, g in grad.items()}
     updates, state = OPTIMIZERS[optimizer].update(grad, state, params)
-    new = optax.apply_updates(params, updates)
+    new: Any = optax.apply_updates(params, updates)
     return {**p, **{name: np.asarray(v) for name, v in new.items()}}, state
 
 
 def rate(label, optimizer, state):
-    if optimizer != "injected":
-        return {}
-    return {label: RATE(max(int(state.count) - 1, 0))}
+    injected = optimizer == "injected"
+    return {label: RATE(int(state.count) - 1)} if injected else {}
 
 
 class Piece(NamedTuple):
@@ -290,9 +284,9 @@ class Min(NamedTuple):
             acts = self.optimizer[name].acts(now)
             if acts:
                 p, state[name] = optimized(optimizer, owned, p, state[name], grad)
+                metrics |= rate(f"{name}/learning_rate", optimizer, state[name])
             if (start, stop) != (0, None):
                 metrics[f"{name}/acts"] = acts
-            metrics |= rate(f"{name}/learning_rate", optimizer, state[name])
         return p, state, metrics
 
 

@@ -185,6 +185,16 @@ def run(loss, num_steps=8, model=None, data=None, optimizer=None):
 AT_ONCE: Any = tr.GradientBalance(alpha=0.0, every=1)
 
 
+@pytest.mark.parametrize("selector", [tr.Cycle((2, 1)), tr.Random((1, 1))])
+def test_the_rule_looks_at_the_branch_that_runs(selector):
+    loss = tr.AdaptiveSum(AT_ONCE, a=tr.Switch(selector, [one, ten]), b=one)
+    history = run(loss, 16)[1].history
+    branch = history["a/branch"]
+    assert 0 < branch.sum() < 16
+    expected = np.where(branch == 1, (10 + 1) / 10, 2.0)
+    np.testing.assert_allclose(history["weight/a"], expected, rtol=1e-6)
+
+
 def test_a_line_search_sees_the_weights_of_its_step():
     models = [START]
 
@@ -245,7 +255,8 @@ def traces_of(model, where, batch):
     owned, _ = ravel_pytree(eqx.tree_at(where, marks, picked))
     for rows in (two_columns, one_column):
         of = lambda v, rows=rows: rows(eqx.combine(rebuild(v), static), batch).ravel()
-        yield float(jnp.sum((jax.jacobian(of)(vector) * owned) ** 2))
+        jacobian = jax.jit(jax.jacobian(of))(vector)
+        yield float(jnp.sum((jacobian * owned) ** 2))
 
 
 @pytest.mark.parametrize("where", [lambda model: model, lambda model: model.layers[1]])

@@ -46,7 +46,6 @@ def branches(loss, steps, **options):
 
 
 def had(branch):
-    """How many steps each step's branch has had, by counting."""
     return [branch[:place].count(b) for place, b in enumerate(branch)]
 
 
@@ -89,13 +88,19 @@ def test_a_probability_that_falls_below_0_is_one_of_0():
     assert branches(tr.Switch(falling, [zero, zero]), 6) == [0] + [1] * 5
 
 
+class Coin(tr.AbstractSelector):
+    def __call__(self, step, num, *, key):
+        return jr.randint(key, (), 0, num), step
+
+
+@pytest.mark.parametrize("which", [tr.Random((1, 1)), Coin()])
 @pytest.mark.parametrize("names", ["xy", "ab"])
-def test_two_at_one_step_draw_apart(names):
-    switch = lambda names: tr.Switch(tr.Random((1, 1)), dict.fromkeys(names, zero))
+def test_two_at_one_step_draw_apart(which, names):
+    switch = lambda names: tr.Switch(which, dict.fromkeys(names, zero))
     history = fit(make(tr.WeightedSum(p=switch("ab"), q=switch(names))), 64).history
     both = 2 * history["p/branch"] + history["q/branch"]
     assert (np.bincount(both, minlength=4) > 5).all()
-    nested = tr.Switch(tr.Random((1, 1)), {"a": switch(names), "b": zero})
+    nested = tr.Switch(which, {"a": switch(names), "b": zero})
     inner = fit(make(nested), 64).history["a/branch"].compressed()
     assert (np.bincount(inner, minlength=2) > 5).all()
 
@@ -160,10 +165,6 @@ def test_the_loss_is_what_is_looked_at_by_default():
     assert branches(loss, [3, 2, 2, 1, 1, 0]) == [0, 0, 0, 1, 1, 2]
     loss = tr.Switch(tr.Threshold(below=0.5), [given_loss] * 2)
     assert branches(loss, [1.0, 0.5, 0.25, 9.0]) == [0, 0, 0, 1]
-
-
-def test_one_branch_needs_no_threshold():
-    assert branches(tr.Switch(tr.Threshold(below=()), [zero]), 2) == [0, 0]
 
 
 def test_a_step_that_does_not_report_the_metric_does_not_count():
@@ -255,7 +256,7 @@ def test_a_metric_that_no_one_reports_is_an_error():
     for which in (tr.Plateau("sen", patience=1), tr.Threshold("sen", below=1)):
         with pytest.raises(KeyError, match=r"No metric `sen` here. Did you mean .seen"):
             branches(tr.Switch(which, [seen] * 2), [1.0])
-    with pytest.raises((KeyError, ValueError), match="Did you mean `validation/loss`"):
+    with pytest.warns(UserWarning, match="for `validation/los`, and no callback has"):
         fit(trainer, 4, callbacks=[tr.Evaluate(DATA, every=2)])
 
 
@@ -265,20 +266,6 @@ def test_evaluation_is_of_the_branch_of_the_last_step():
     found = [trainer.evaluate(fit(trainer, n).state, DATA)["loss"] for n in (3, 4)]
     assert found == [0.0, 1.0 - 0.25 - 10.0]
     assert trainer.evaluate(START, DATA)["loss"] == 0
-
-
-def test_updates_may_be_chosen_as_losses_are():
-    loss = lambda n: lambda model, batch: model[n] ** 2
-    part = lambda n: tr.Minimize(loss(n), optax.sgd(0.25), where=lambda model: model[n])
-    parts = {"p": part(0), "q": part(1), "idle": None}
-    low = tr.Threshold("p/loss", below=(0.05, 0.0))  # 1, 0.25, 0.0625, 0.0156
-    for which, expected in [(low, [0] * 4 + [1] * 4), (tr.Random((1, 1, 1)), None)]:
-        result = fit(tr.Trainer(update=tr.SwitchUpdate(which, parts)), 8)
-        branch = result.history["branch"].tolist()
-        assert branch == expected or expected is None
-        assert [float(x) for x in result.model] == [
-            0.5 ** branch.count(n) for n in (0, 1)
-        ]
 
 
 class Late(tr.AbstractSelector):

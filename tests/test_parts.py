@@ -1,7 +1,7 @@
-"""Who owns what: `where`, optimizers for parts, freezing, and updates that share."""
+"""What `where` picks, optimizers for parts of a model, and freezing them for a time."""
 
 import re
-from collections.abc import Callable
+from itertools import pairwise
 
 import equinox as eqx
 import jax
@@ -105,8 +105,9 @@ def test_parts_are_a_loop_with_two_optimizers(start, stop, by):
     model, states, values = by_hand(mlp(), [adamw, momentum], acts, 12)
     result = fit(tr.Minimize(mse, parts), mlp(), batches(), 12)
     np.testing.assert_allclose(flat(result.model), flat(model), atol=1e-6)
-    for found, state in zip(result.state.opt_state.values(), states, strict=True):
-        np.testing.assert_allclose(flat(found), flat(state), atol=1e-6)
+    for name, state in zip(parts.names, states, strict=True):
+        found = flat(result.state.opt_state[name])
+        np.testing.assert_allclose(found, flat(state), atol=1e-6)
     np.testing.assert_allclose(result.history["loss"], values, rtol=1e-5)
     assert ("body/acts" in result.history) == (stop is not None)
     if stop is not None:
@@ -125,7 +126,7 @@ def test_a_part_that_stops_is_left_alone_by_decay_and_momentum():
     states = [trainer.init(twins())]
     for to in (3, 5, 9):
         states.append(run(states[-1], to))
-    for old, new, changes in zip(states, states[1:], ["a", "", "b"], strict=True):
+    for (old, new), changes in zip(pairwise(states), ["a", "", "b"], strict=True):
         for name in ("a", "b"):
             same = equal(getattr(old.model, name), getattr(new.model, name))
             still = equal(old.opt_state[name], new.opt_state[name])
@@ -154,8 +155,14 @@ def test_each_part_follows_its_own_schedule():
     np.testing.assert_allclose(history["a/learning_rate"][2:], expected, rtol=1e-6)
     expected = [rising(count) for count in range(5)]
     np.testing.assert_allclose(history["b/learning_rate"], expected, rtol=1e-6)
-    # No update was made with it.
-    assert np.ma.getmaskarray(history["a/learning_rate"])[:2].all()
+
+
+def test_a_part_that_does_not_act_reports_no_learning_rate():
+    inject = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    parts = tr.Parts(a=tr.Part(inject, of_a, start=2))
+    history = fit(tr.Minimize(squares, parts), twins(), num_steps=4).history
+    masked = np.ma.getmaskarray(history["a/learning_rate"])
+    assert masked.tolist() == [True, True, False, False]
 
 
 def test_one_part_may_be_a_line_search():
@@ -204,99 +211,6 @@ def test_parts_within_a_switch_count_local_steps():
     assert equal(result.state.opt_state["both"], alone.state.opt_state)
 
 
-class Own(tr.AbstractUpdate):
-    """Adds to `b`; what else it changes is up to the test."""
-
-    change: Callable = lambda state: state
-
-    def init(self, model):
-        return {"count": jnp.int32(0), "name": 0}
-
-    def owned(self, model):
-        return eqx.tree_at(of_b, jax.tree.map(lambda _: False, model), True)
-
-    def __call__(self, model, opt_state, batch, *, step):
-        new = {**opt_state, "count": opt_state["count"] + 1}
-        grown = eqx.tree_at(of_b, model, model.b + 1)
-        return grown, self.change(new), {"loss": jnp.sum(model.b), "step": step}
-
-
-@pytest.mark.parametrize(
-    ("make", "times"),
-    [(lambda u: tr.SwitchUpdate(tr.Cycle((2, 1)), u), 2), (tr.JointUpdate, 6)],
-)
-def test_an_update_of_ones_own_is_a_part(make, times):
-    result = fit(make({"a": a, "own": Own()}), twins())
-    np.testing.assert_array_equal(result.model.b, np.arange(1, 4) + times)
-    assert result.state.opt_state["own"]["count"] == times
-    assert np.ma.compressed(result.history["own/step"]).tolist() == list(range(times))
-    alone = fit(a, twins(), num_steps=4 if times == 2 else 6)
-    assert result.model.a == alone.model.a
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda s: {**s, "name": 1}, "was 0 and is now 1"),
-        (lambda s: {**s, "more": jnp.zeros(2)}, "is new: float32[2]"),
-        (lambda s: {**s, "count": jnp.zeros(3, int)}, "was int32[] and is now int32[3"),
-    ],
-    ids=["static", "structure", "shape"],
-)
-@pytest.mark.parametrize(
-    "make", [lambda u: tr.SwitchUpdate(tr.Cycle((1, 1)), u), tr.JointUpdate]
-)
-def test_a_part_keeps_the_structure_of_its_state(make, change, text):
-    with pytest.raises(TypeError, match=re.escape(text)):
-        fit(make({"a": a, "own": Own(change)}), twins())
-
-
-A, B = tr.Minimize(squares, SGD, where=of_a), tr.Minimize(squares, SGD, where=of_b)
-BOTH = tr.Minimize(squares, SGD)
-OVERLAPS = {
-    "switch": lambda: tr.SwitchUpdate(tr.Every(3), {"x": A, "y": BOTH}),
-    "joint": lambda: tr.JointUpdate({"x": A, "y": BOTH}, order="sequential"),
-    "parts": lambda: tr.Minimize(
-        squares, tr.Parts(x=tr.Part(SGD, of_a), y=tr.Part(SGD))
-    ),
-    "own": lambda: tr.SwitchUpdate(tr.Cycle((1, 1)), {"x": A, "y": Everything()}),
-    "nested": lambda: tr.JointUpdate(
-        {"x": A, "y": tr.SwitchUpdate(tr.At([2]), [B, A])}
-    ),
-}
-
-
-class Everything(tr.AbstractUpdate):
-    def init(self, model):
-        return None
-
-    def __call__(self, model, opt_state, batch):
-        return model, opt_state, {}
-
-
-@pytest.mark.parametrize("name", OVERLAPS)
-def test_two_owners_of_one_array_are_refused(name):
-    with pytest.raises(
-        ValueError, match=r"`x` and `y` both own `model\.a`\. Each array"
-    ):
-        tr.Trainer(update=OVERLAPS[name]()).init(twins())
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        tr.SwitchUpdate(tr.Every(3), [A, BOTH], overlap=True),
-        tr.SwitchUpdate(tr.At([3]), [A, BOTH]),
-        tr.SwitchUpdate(tr.Plateau(patience=3), [A, BOTH]),
-        tr.SwitchUpdate(tr.Threshold(below=1.0), [A, BOTH]),
-    ],
-    ids=["overlap", "at", "plateau", "threshold"],
-)
-def test_updates_in_phases_and_on_purpose_may_share(update):
-    state = tr.Trainer(update=update).init(twins())
-    assert list(state.opt_state) == ["0", "1"]
-
-
 REFUSED = [
     (lambda: tr.Part(0.1), TypeError, "`0.1` is not an optimizer"),
     (lambda: tr.Part(SGD, mlp()), TypeError, "such as `lambda m: m.critic`"),
@@ -315,21 +229,6 @@ REFUSED = [
         ValueError,
         "Each part has a `where` of its own",
     ),
-    (lambda: tr.SwitchUpdate(tr.At([1]), 3), TypeError, "Give a dict that names them"),
-    (
-        lambda: tr.SwitchUpdate(tr.At([1]), {"x/y": A, "z": B}),
-        ValueError,
-        "is named `x",
-    ),
-    (lambda: tr.SwitchUpdate(tr.At([1]), {1: A, 2: B}), TypeError, "`1`"),
-    (lambda: tr.SwitchUpdate(tr.At([1]), [None] * 2), ValueError, "was given no upd"),
-    (lambda: tr.SwitchUpdate(tr.At([1]), [A, B, B]), ValueError, "drives 3 branches"),
-    (lambda: tr.SwitchUpdate(3, [A, B]), TypeError, "`3` is not a selector. Use"),
-    (lambda: tr.SwitchUpdate(tr.At([1]), [A, 3]), TypeError, "`3` is not an update"),
-    (lambda: tr.SwitchUpdate(tr.At([1]), [A, B], by="x"), ValueError, "`by` is `'x'`"),
-    (lambda: tr.JointUpdate([]), ValueError, "`JointUpdate` was given no updates"),
-    (lambda: tr.JointUpdate([A, None]), TypeError, "`None` is not an update"),
-    (lambda: tr.JointUpdate([A, B], order="x"), ValueError, "or `'sequential'`"),
 ]
 
 

@@ -17,6 +17,7 @@ from trainer._memory import (
     part_of,
     renewed,
     Salt,
+    same_form,
     unsalted,
 )
 from trainer._metrics import Metric, switch
@@ -122,7 +123,8 @@ class AdaptiveSum(AbstractComposed):
         key = None if given.key is None else jr.fold_in(given.key, own["salt"].number)
 
         def renew(memory: PyTree) -> Any:
-            return self.rule.renew(memory, self._seen(evaluate, given), key=key), {}
+            new = self.rule.renew(memory, self._seen(evaluate, given), key=key)
+            return same_form(memory, new, self.rule, "renew"), {}
 
         # At every step it stands outside of a cond, so that XLA shares what it computes
         # with the sum.

@@ -110,15 +110,17 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def _check_names(callbacks: Sequence[AbstractCallback]) -> None:
-    """Two evaluations may share a name if they share the data, and not otherwise."""
-    data_of: dict[str, Any] = {}
+    """Two evaluations may share a name if they measure the same, and not otherwise."""
+    known: dict[str, tuple[Any, ...]] = {}
     for callback in cast(Sequence[Any], callbacks):
         if hasattr(callback, "name") and hasattr(callback, "data"):
-            name, data = callback.name, callback.data
-            if data_of.setdefault(name, data) is not data:
+            options = ("data", "loss", "using")
+            what = tuple(getattr(callback, option, None) for option in options)
+            first = known.setdefault(callback.name, what)
+            if any(a is not b for a, b in zip(first, what, strict=True)):
                 raise ValueError(
-                    f"Two callbacks record different data as `{name}`. Give each a "
-                    "name of its own: `tr.Evaluate(data, name='test')`."
+                    f"Two callbacks record different things as `{callback.name}`. Give "
+                    "each a name of its own: `tr.Evaluate(data, name='test')`."
                 )
 
 

@@ -158,6 +158,17 @@ def evaluate_loss(loss: Any, model: Model, batch: Batch, given: Given) -> Output
     return Evaluation(lambda leaf, g: call_leaf(leaf, model, batch, g))(loss, given)
 
 
+def check_name(name: Any, what: str) -> None:
+    """Raise an error unless it can be a part of a metric's name."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is named `{name!r}`. A name is a str.")
+    if "/" in name:
+        raise ValueError(
+            f"{what} is named `{name}`. The history puts a slash between names, so "
+            "that one cannot hold a slash itself."
+        )
+
+
 Unit = Literal["step", "epoch"]
 
 
@@ -189,10 +200,6 @@ def named_losses(losses: Any, owner: str) -> tuple[tuple[str, ...], tuple[Any, .
     if not named:
         raise ValueError(f"`{owner}` was given no losses.")
     for name, loss in named.items():
-        if "/" in name:
-            raise ValueError(
-                f"A loss of `{owner}` is named `{name}`. The history puts a slash "
-                "between names, so that one cannot hold a slash itself."
-            )
+        check_name(name, f"A loss of `{owner}`")
         check_loss(loss)
     return tuple(named), tuple(named.values())

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from trainer._frozen import Frozen
 from trainer._guard import Watchman
 from trainer._history import History
 from trainer._loop import Loop, Watch
+from trainer._optax import left_over
 from trainer._program import Program
 from trainer._result import FitResult
 from trainer._state import TrainState
@@ -44,9 +45,12 @@ def started(
     Raises:
         ValueError: A schedule is given in fractions of a run whose total is not known.
     """
+    state = program.completed(state)
     if isinstance(source, Sampled) and state.source is None:
         key = jr.fold_in(state.key, _NOT_A_STEP)
-        state = dataclasses.replace(state, source=source.sampler.init(key))
+        state = dataclasses.replace(state, source=source.start(key))
+    if isinstance(source, Sampled):
+        source.check_carry(state.source)
     if program.in_fractions:
         if total is None:
             raise ValueError(
@@ -56,6 +60,27 @@ def started(
         memory = dataclasses.replace(state.memory, num_steps=jnp.int32(total))
         state = dataclasses.replace(state, memory=memory)
     return canonical(state)
+
+
+def _left_to_say(
+    state: TrainState, history: History, watchman: Watchman
+) -> Iterator[str]:
+    """What a user may not expect of a fit that has ended well."""
+    rest = left_over(state.opt_state)
+    if rest:
+        yield (
+            f"The fit ends {rest} micro-batches into an accumulation of "
+            "`optax.MultiSteps`. They are kept in `opt_state` for a fit that goes on, "
+            "and have not moved the model."
+        )
+    never = [name for name, r in state.memory.reports.items() if not r.times]
+    if never and history.measured:
+        yield (
+            f"A selector waits for `{never[0]}`, and no callback has reported it. "
+            f"Callbacks have reported {sorted(history.measured)}."
+        )
+    if watchman.tell():
+        yield str(watchman.tell())
 
 
 class Fitting(Frozen):
@@ -84,6 +109,8 @@ class Fitting(Frozen):
         """Run a fit from a state that is not given away."""
         total = num_steps if num_epochs is None else source.num_steps(num_epochs)
         first = int(state.step)
+        if self._compiled is None:
+            self.program.check_state(state)
         start = lambda: started(self.program, state, source, total)
         own = self.last_state = start()
         if self._compiled is not None:
@@ -106,22 +133,16 @@ class Fitting(Frozen):
             )
             compile_seconds = self._compiled.seconds
         watch.progress.compiled()
-        watchman = Watchman(self.program.nonfinite, own, watch.history.branches)
+        losses = self.program.update.losses()
+        watchman = Watchman(self.program.nonfinite, own, losses, watch.history.branches)
         items = itertools.chain([item], items)
         loop = Loop(self._compiled, own, first, source, items, watch, watchman)
         try:
             loop.run(num_steps)
         finally:
             self.last_state = start() if loop.is_lost() else loop.state()
-        never = [n for n, r in self.last_state.memory.reports.items() if not r.times]
-        if never and watch.history.measured:
-            warnings.warn(
-                f"A selector waits for `{never[0]}`, and no callback has reported it. "
-                f"Callbacks have reported {sorted(watch.history.measured)}.",
-                stacklevel=3,
-            )
-        if watchman.tell():
-            warnings.warn(str(watchman.tell()), stacklevel=3)
+        for text in _left_to_say(self.last_state, watch.history, watchman):
+            warnings.warn(text, stacklevel=3)
         return FitResult(
             self.last_state,
             watch.history,

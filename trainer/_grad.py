@@ -56,21 +56,13 @@ def _plain(model: Model, batch: Batch, how: How) -> Callable[[Any, Given], Outpu
     def leaf(leaf: Any, given: Given) -> Output:
         def one(batch: Batch, given: Given) -> Output:
             whole, part = narrowed((model, batch), how.compute)
-            found = call_leaf(leaf, whole, part, given)
-            return found._replace(value=_wide(found.value, how.compute))
+            return call_leaf(leaf, whole, part, given)
 
         if how.micro_batches == 1:
             return one(batch, given)
         return in_micro_batches(one, how.micro_batches, batch, given)
 
     return leaf
-
-
-def _wide(value: Array, compute: Compute | None) -> Array:
-    """A loss is not kept in the narrow type that it was computed in."""
-    if compute is None:
-        return value
-    return value.astype(jnp.promote_types(value.dtype, jnp.float32))
 
 
 def value_and_grad(
@@ -100,7 +92,7 @@ def value_and_grad(
     def differentiate(leaf: Any, batch: Batch, given: Given) -> Output:
         def run(owned: PyTree) -> Any:
             found = call_leaf(leaf, whole(owned), narrowed(batch, how.compute), given)
-            value = _wide(found.value, how.compute)
+            value = found.value
             scaled = value if how.scale is None else value * how.scale
             return scaled, (value, found.metrics, found.state)
 

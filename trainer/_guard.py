@@ -13,7 +13,7 @@ from jaxtyping import Array
 from trainer._metrics import Metric
 from trainer._precision import choose
 from trainer._state import TrainState
-from trainer._tree import first_difference, path_name
+from trainer._tree import path_name
 
 
 METRIC = "nonfinite"
@@ -51,59 +51,51 @@ def _checked(state: TrainState) -> dict[str, Any]:
     return checked
 
 
-def _is_loss(name: str) -> bool:
-    """Whether a metric is what an update has minimized."""
-    return name.split("/")[-1] == "loss"
-
-
-def guarded(
-    nonfinite: Nonfinite | None,
+def bad_code(
+    losses: tuple[str, ...],
     old: TrainState,
     new: TrainState,
-    metrics: dict[str, Metric],
-) -> tuple[TrainState, dict[str, Metric]]:
-    """Keep the state that a step began with if what it made is not finite. Traced.
+    metrics: Mapping[str, Metric],
+) -> Array:
+    """What a step has made that is not finite. Traced.
 
-    The metric says what was found: 0 for nothing, 1 for the loss alone, and 2 and more
-    for the first array, by its place among those that are checked.
+    0 for nothing, 1 for a loss alone, and 2 and more for the first array, by its place
+    among those that are checked. What was not finite before is not looked at.
     """
-    # A state of another structure is refused by whoever asked for the step.
-    if nonfinite is None or first_difference("", old, new):
-        return new, metrics
+    found = jnp.asarray(False)
+    for loss in (metrics[name] for name in losses if name in metrics):
+        found = found | (jnp.asarray(loss.present) & ~jnp.isfinite(loss.value))
+    code = found.astype(jnp.int32)
     is_bad = [
         jnp.any(jnp.isfinite(was) & ~jnp.isfinite(now))
         for was, now in zip(_checked(old).values(), _checked(new).values(), strict=True)
     ]
-    losses = [metric for name, metric in metrics.items() if _is_loss(name)]
-    found = jnp.asarray(False)
-    for loss in losses:
-        found = found | (jnp.asarray(loss.present) & ~jnp.isfinite(loss.value))
-    code = found.astype(jnp.int32)
-    if is_bad:
-        bad = jnp.stack(is_bad)
-        first = 2 + jnp.argmax(bad).astype(jnp.int32)
-        code = jnp.where(jnp.any(bad), first, code)
-    kept = _kept(nonfinite, code == 0, old, new)
-    return kept, {**metrics, METRIC: Metric(code)}
+    if not is_bad:
+        return code
+    bad = jnp.stack(is_bad)
+    return jnp.where(jnp.any(bad), 2 + jnp.argmax(bad).astype(jnp.int32), code)
 
 
-def _kept(
-    nonfinite: Nonfinite, is_finite: Array, old: TrainState, new: TrainState
-) -> TrainState:
-    if nonfinite == "raise":
-        # The steps that are under way already stand still, until the host looks.
-        is_finite = is_finite & ~old.memory.halted
-        kept = choose(is_finite, new, old)
-        memory = dataclasses.replace(kept.memory, halted=~is_finite)
-        return dataclasses.replace(kept, memory=memory)
-    names = ("model", "model_state", "opt_state", "extra")
+def without_update(is_finite: Array, new: TrainState, old: TrainState) -> TrainState:
+    """The new state, with what the update has made in it only if it is finite."""
     kept = {
         name: choose(is_finite, getattr(new, name), getattr(old, name))
-        for name in names
+        for name in ("model", "model_state", "opt_state")
     }
     program = choose(is_finite, new.memory.program, old.memory.program)
     memory = dataclasses.replace(new.memory, program=program)
     return dataclasses.replace(new, **kept, memory=memory)
+
+
+def halting(is_finite: Array, new: TrainState, old: TrainState) -> TrainState:
+    """The new state, or the old one if this step or one before it was not finite.
+
+    The steps that are under way already stand still, until the host looks.
+    """
+    is_finite = is_finite & ~old.memory.halted
+    kept = choose(is_finite, new, old)
+    memory = dataclasses.replace(kept.memory, halted=~is_finite)
+    return dataclasses.replace(kept, memory=memory)
 
 
 @final
@@ -116,7 +108,9 @@ class NonfiniteSteps:
         step: The first of them, as that step counts: completed updates before it.
         leaf: Path of the first array that it would have spoiled, or None if the loss
             alone was not finite.
-        loss: Value of the loss at that step; NaN if the step reported none.
+        loss: Value of the loss at that step; NaN if the step reported none. Where
+            several are minimized, the first that is not finite, if there is one.
+        metric: Name of that loss.
         branches: Names of the branches that were active, by metric.
     """
 
@@ -124,6 +118,7 @@ class NonfiniteSteps:
     step: int
     leaf: str | None
     loss: float
+    metric: str
     branches: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -131,7 +126,8 @@ class NonfiniteSteps:
         active = ", ".join(f"`{m}` was `{name}`" for m, name in self.branches.items())
         where = f"; {active}" if active else ""
         leaf = f"`{self.leaf}` not finite" if self.leaf else "the loss not finite"
-        return f"Step {self.step} made {leaf} (the loss was {self.loss:g}{where})"
+        loss = "the loss" if self.metric == "loss" else f"`{self.metric}`"
+        return f"Step {self.step} made {leaf} ({loss} was {self.loss:g}{where})"
 
 
 class Watchman:
@@ -145,9 +141,10 @@ class Watchman:
         self,
         nonfinite: Nonfinite | None,
         state: TrainState,
+        losses: tuple[str, ...],
         branches: Mapping[str, tuple[str, ...]],
     ):
-        self._nonfinite, self._branches = nonfinite, branches
+        self._nonfinite, self._branches, self._losses = nonfinite, branches, losses
         self._leaves = list(_checked(state)) if nonfinite else []
         self.found: NonfiniteSteps | None = None
 
@@ -171,7 +168,7 @@ class Watchman:
     def _codes(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         if self._nonfinite:
             return np.asarray(rows[METRIC])
-        losses = [values for name, values in rows.items() if _is_loss(name)]
+        losses = [rows[name] for name in self._losses if name in rows]
         bad = [~np.isfinite(np.ma.filled(values, 0.0)) for values in losses]
         return np.any(bad, axis=0).astype(int) if bad else np.zeros(0, int)
 
@@ -182,8 +179,11 @@ class Watchman:
         at = {name: value for name, value in at.items() if value is not np.ma.masked}
         active = {m: n[int(at[m])] for m, n in self._branches.items() if m in at}
         leaf = self._leaves[code - 2] if code >= 2 else None
-        loss = float(at.get("loss", np.nan))
-        return NonfiniteSteps(1, first_step + int(row), leaf, loss, active)
+        losses = {name: float(at[name]) for name in self._losses if name in at}
+        bad = [name for name, value in losses.items() if not np.isfinite(value)]
+        metric = next(iter([*bad, *losses]), "loss")
+        loss = losses.get(metric, np.nan)
+        return NonfiniteSteps(1, first_step + int(row), leaf, loss, metric, active)
 
     def tell(self) -> str | None:
         """What the user is to know when the fit has ended, or None."""
@@ -191,13 +191,13 @@ class Watchman:
             return None
         if self._nonfinite == "skip":
             return (
-                f"{self.found}. {self.found.count} such steps were left out: model, "
-                "optimizer and averages are as if they had not been."
+                f"{self.found}. Steps left out: {self.found.count}. Model, optimizer "
+                "and averages are as if they had not been."
             )
         return (
-            f"{self.found}, and so were {self.found.count - 1} steps after it. Give "
-            "the Trainer `nonfinite='raise'` to stop there with the last good state, "
-            "or `'skip'` to leave such steps out."
+            f"{self.found}. Such steps in all: {self.found.count}. Give the Trainer "
+            "`nonfinite='raise'` to stop there with the last good state, or `'skip'` "
+            "to leave such steps out."
         )
 
     def error(self) -> NonfiniteError:

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from trainer._callback import AbstractCallback, checked_numbers, StepInfo, Stop
-from trainer._guard import Watchman
+from trainer._guard import NonfiniteError, Watchman
 from trainer._history import History, Measured
 from trainer._interrupt import HeldInterrupt
 from trainer._selectors import Report
@@ -127,7 +127,10 @@ class Loop:
                 break
         else:
             error = None
-        self._report()
+        try:
+            self._report()
+        except NonfiniteError as bad:
+            raise bad from error
         if self.step > first:
             elapsed = time.perf_counter() - began
             self._compiled.pace = elapsed / (self.step - first)

@@ -203,4 +203,6 @@ def _checked_value(value: Any, name: str) -> jax.Array:
             f"`{name}` returned {describe(value)}; a loss is one number. "
             "Reduce it, for example with `jnp.mean`."
         )
-    return jax.lax.convert_element_type(value, value.dtype)
+    # A sum of losses, and what is recorded, would lose too much in half precision.
+    wide = jnp.promote_types(value.dtype, jnp.float32)
+    return jax.lax.convert_element_type(value, wide)

@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 from trainer._composed import check_loss
 from trainer._losses import asked_for
 from trainer._minimize import Minimize
+from trainer._optax import init_optimizer
 from trainer._parts import Parts
 from trainer._tree import parameters
 from trainer._types import Batch, Model
@@ -28,7 +29,7 @@ class Overridden(AbstractUpdate):
 
     def init(self, model: Model) -> PyTree:
         """Make the optimizer's state, if there is one, for the inexact arrays."""
-        return self.optimizer and self.optimizer.init(parameters(model))
+        return self.optimizer and init_optimizer(self.optimizer, parameters(model))
 
     def asker(self) -> Any:
         """The method."""
@@ -72,6 +73,11 @@ def make_update(
             f"`{name}` is given {len(ways) or 'no'} losses"
             f"{': ' if ways else ''}{' and '.join(ways)}. Pass `loss`, or pass "
             "`update=`, or override `loss` or `update` in a subclass: one of them."
+        )
+    if isinstance(loss, AbstractUpdate):
+        raise TypeError(
+            f"`{type(loss).__name__}` is an update and not a loss. Write "
+            f"`{name}(update=...)`."
         )
     if own_update is not None:
         asked_for(own_update, UPDATE_ARGUMENTS, "update")

@@ -22,15 +22,19 @@ class MeanSquare(AbstractLoss):
     """The mean of the squares of what a function returns.
 
     An ordinary loss, but for one thing: `tr.NTKTrace` can look at the single residuals,
-    which it needs and a scalar does not show. Rows of a batch that are padding are left
-    out, if there is one row of residuals for each example.
+    which it needs and a scalar does not show.
 
     Attributes:
         residuals: A function `(model, batch)` that returns an array of real numbers,
             and may ask for `step`, `epoch`, `key` and `mask` by name.
+        per_example: Whether it returns one row for each example of the batch. Rows that
+            are padding are left out then. Residuals at points of their own, as those of
+            an initial condition, are not.
 
     Raises:
         TypeError: It is not such a function.
+        ValueError: While tracing: the residuals have another number of rows than the
+            batch.
 
     Example:
         >>> loss = MeanSquare(lambda model, batch: model * batch - 1.0)
@@ -39,15 +43,16 @@ class MeanSquare(AbstractLoss):
     """
 
     residuals: Any
+    per_example: bool
 
-    def __init__(self, residuals: Any):
+    def __init__(self, residuals: Any, *, per_example: bool = True):
         names = asked_for(residuals, LOSS_ARGUMENTS, "loss")
         if "state" in names:
             raise TypeError(
                 f"`{name_of(residuals)}` asks for `state`, which the residuals of "
                 "`MeanSquare` do not take. Write a loss of your own."
             )
-        self.residuals = residuals
+        self.residuals, self.per_example = residuals, per_example
 
     def __call__(
         self,
@@ -69,22 +74,17 @@ class MeanSquare(AbstractLoss):
 
 
 def _has_rows(loss: MeanSquare, found: Array, mask: Any) -> bool:
-    """Whether the mask says which rows are padding.
-
-    Residuals that are not one row an example have nothing to do with the batch, as
-    those of an initial condition at points of its own.
-    """
-    if mask is None or "mask" in asked_for(loss.residuals, LOSS_ARGUMENTS, "loss"):
+    """Whether the mask says which rows are padding."""
+    if mask is None or not loss.per_example:
         return False
-    if found.shape[:1] == mask.shape:
-        return True
-    if found.ndim and found.shape[0] > mask.size and found.shape[0] % mask.size == 0:
+    if found.shape[:1] != mask.shape:
         raise ValueError(
             f"`{name_of(loss.residuals)}` returned {describe(found)} for a batch of "
             f"{mask.size} examples, some of which may be padding. Return one row an "
-            "example, or ask for `mask` and leave padding out."
+            "example; or write `tr.MeanSquare(residuals, per_example=False)`, if the "
+            "residuals have nothing to do with the batch."
         )
-    return False
+    return True
 
 
 def unpadded(loss: MeanSquare, model: Model, batch: Batch, given: Given) -> Array:

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._selectors import Report
-from trainer._tree import describe
+from trainer._tree import describe, first_difference
 from trainer._types import Step
 
 
@@ -87,6 +87,17 @@ def check_arrays(memory: PyTree, owner: Any) -> PyTree:
                 "`jnp.int32(0)`."
             )
     return memory
+
+
+def same_form(old: PyTree, new: PyTree, owner: Any, method: str) -> PyTree:
+    """Raise TypeError unless a method keeps a memory's form; return the new one."""
+    difference = first_difference("memory", old, new)
+    if difference:
+        raise TypeError(
+            f"`{type(owner).__name__}.{method}` changes the form of its memory: "
+            f"{difference}. It keeps the structure, shapes and dtypes that `init` made."
+        )
+    return new
 
 
 @final

@@ -138,13 +138,7 @@ def do_if(
         TypeError: `do` changes the structure, a shape or a dtype of what is kept.
     """
     replay, (out, report) = trace_once(do, *kept)
-    difference = first_difference("", kept, out)
-    if difference:
-        raise TypeError(
-            f"An update changes the state: {difference}, so "
-            "that it cannot take turns with others. It keeps the structure, shapes and "
-            "dtypes of the model and of `opt_state`."
-        )
+    check_carried("", kept, out)
 
     def turn(_: Any, carry: Any) -> Any:
         next_kept, metrics = replay(*carry[0])
@@ -163,6 +157,17 @@ def do_if(
     kept = jtu.tree_map(lambda leaf: _strong(leaf, leaf.dtype), kept)
     kept, values, present = jax.lax.fori_loop(0, live, turn, (kept, zeros, absent))
     return kept, {n: Metric(values[n], present[n]) for n in report}
+
+
+def check_carried(root: str, before: PyTree, after: PyTree) -> None:
+    """Raise TypeError unless what comes out of an update can go into the next."""
+    difference = first_difference(root, before, after)
+    if difference:
+        raise TypeError(
+            f"An update changes the state: {difference}, so that it cannot take turns "
+            "with others. It keeps the structure, shapes, dtypes and non-array values "
+            "of the model and of `opt_state`."
+        )
 
 
 def _strong(leaf: Any, dtype: Any) -> Any:

@@ -60,7 +60,9 @@ def in_micro_batches(
         (value, state, metrics, examples), _ = replay(*xs, state)
         return (_add(total, value, examples), state), (metrics, examples)
 
-    zeros = jtu.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    # Summed in a type that is wide enough for the number of examples.
+    wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
+    zeros = jtu.tree_map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf)), like)
     carry, found = jax.lax.scan(body, (zeros, given.state), (stacked, numbers))
     total, state = carry
     if rest:
@@ -72,7 +74,7 @@ def in_micro_batches(
         )
     metrics, examples = found
     share = 1 / jnp.maximum(jnp.sum(examples), 1)
-    value = jtu.tree_map(lambda leaf: (leaf * share).astype(leaf.dtype), total)
+    value = jtu.tree_map(lambda x, y: (x * share).astype(y.dtype), total, like)
     averaged = {
         name: _averaged(values, present, examples, always[name])
         for name, (values, present) in metrics.items()
@@ -120,7 +122,7 @@ def _add(total: PyTree, value: PyTree, examples: Array) -> PyTree:
     """Add `examples * value`; a part without examples may be NaN and adds nothing."""
     some = examples > 0
     return jtu.tree_map(
-        lambda a, b: a + jnp.where(some, examples * b, 0).astype(a.dtype), total, value
+        lambda a, b: a + jnp.where(some, examples * b.astype(a.dtype), 0), total, value
     )
 
 

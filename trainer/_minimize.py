@@ -31,7 +31,7 @@ from trainer._precision import (
     first_scale,
 )
 from trainer._types import Batch, Model
-from trainer._update import AbstractOwnUpdate, Updated
+from trainer._update import AbstractOwnUpdate, AbstractUpdate, Updated
 from trainer._where import check_where, owned, Where
 
 
@@ -96,6 +96,11 @@ class Minimize(AbstractOwnUpdate):
         compute: Compute | None = None,
     ):
         check_loss(loss)
+        if isinstance(optimizer, AbstractUpdate):
+            raise TypeError(
+                f"`{type(optimizer).__name__}` is an update, which has losses and "
+                "optimizers of its own. Write `tr.Trainer(update=...)`."
+            )
         self.loss = loss
         if isinstance(optimizer, Parts):
             if where is not None:
@@ -213,7 +218,8 @@ class Minimize(AbstractOwnUpdate):
             rate = learning_rate(state)
             if rate is not None:
                 label = f"{name}/learning_rate" if name else "learning_rate"
-                metrics[label] = Metric(rate)
+                acts = True if part.always else metrics[f"{name}/acts"].value == 1
+                metrics[label] = Metric(rate, acts)
             new, states = eqx.combine(params, new), {**states, name: state}
         return new, states if isinstance(self.optimizer, Parts) else states[""], metrics
 

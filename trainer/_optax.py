@@ -26,7 +26,7 @@ def init_optimizer(optimizer: optax.GradientTransformation, params: PyTree) -> P
     """Make an optimizer's state."""
     try:
         return optimizer.init(params)
-    except TypeError as error:
+    except Exception as error:
         if not callable(params):
             raise
         raise TypeError(
@@ -110,6 +110,13 @@ def learning_rate(state: PyTree) -> Array | None:
         if is_one(node) and "learning_rate" in node.hyperparams
     ]
     return found[0] if len(found) == 1 and jnp.shape(found[0]) == () else None
+
+
+def left_over(state: PyTree) -> int:
+    """How many micro-batches `optax.MultiSteps` has taken in and not used yet."""
+    is_one = lambda node: isinstance(node, optax.MultiStepsState)
+    found = filter(is_one, jtu.tree_leaves(state, is_leaf=is_one))
+    return max((int(node.mini_step) for node in found), default=0)
 
 
 def evaluated(state: PyTree, params: PyTree) -> PyTree:

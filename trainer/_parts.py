@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import Array, PyTree
 
-from trainer._composed import check_unit, Unit
+from trainer._composed import check_name, check_unit, Unit
 from trainer._counts import check_unit_of, steps_of, steps_or_fraction
 from trainer._losses import Given
 from trainer._optax import check_optimizer
@@ -62,7 +62,8 @@ class Part(eqx.Module):
         self.optimizer = check_optimizer(optimizer)
         self.where = check_where(where, "Part")
         is_zero = isinstance(start, int) and not isinstance(start, bool) and start == 0
-        self.start = 0 if is_zero else steps_or_fraction(start, "`start` of `Part`")
+        what = "`start` of `Part`, if it is not 0,"
+        self.start = 0 if is_zero else steps_or_fraction(start, what)
         self.stop = (
             None if stop is None else steps_or_fraction(stop, "`stop` of `Part`")
         )
@@ -132,11 +133,7 @@ class Parts(eqx.Module):
                     f"`{name}` of `Parts` is `{describe(part)}`. Write "
                     f"`{name}=tr.Part(optimizer, where=lambda model: ...)`."
                 )
-            if "/" in name:
-                raise ValueError(
-                    f"A part is named `{name}`. The history puts a slash between "
-                    "names, so that one cannot hold a slash itself."
-                )
+            check_name(name, "A part")
         self.names, self.parts = tuple(parts), tuple(parts.values())
 
     def owned(self, model: Model) -> PyTree:

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from trainer._counts import check_unit_of
 from trainer._losses import Given
-from trainer._memory import check_arrays, unsalted
+from trainer._memory import check_arrays, same_form, unsalted
 from trainer._selectors import AbstractSelector
 from trainer._tree import describe
 from trainer._types import Step
@@ -108,5 +108,6 @@ def picked(selector: AbstractSelector, own: PyTree, outcome: Any, local: Step) -
     if own is None:
         return None
     memory = own["selector"]
-    memory = None if memory is None else selector.after(memory, outcome)
+    if memory is not None:
+        memory = same_form(memory, selector.after(memory, outcome), selector, "after")
     return {**own, "selector": memory, "index": outcome.branch, "local": local}

@@ -10,17 +10,18 @@ import jax.random as jr
 from jaxtyping import PyTree
 
 from trainer._counts import asks_num_steps, INT32_MAX
-from trainer._guard import guarded, Nonfinite
+from trainer._guard import bad_code, halting, METRIC, Nonfinite, without_update
 from trainer._history import unknown
 from trainer._losses import Given
 from trainer._memory import Memory, salted
 from trainer._metrics import Metric
+from trainer._precision import choose
 from trainer._selectors import AbstractSelector, Report
 from trainer._state import TrainState
 from trainer._transforms import AbstractTransform
-from trainer._tree import canonical, describe, modules_in
+from trainer._tree import canonical, describe, first_difference, modules_in
 from trainer._types import Batch, Key, Model
-from trainer._update import AbstractUpdate
+from trainer._update import AbstractOwnUpdate, AbstractUpdate
 
 
 OPTIMIZER = "optimizer"
@@ -77,14 +78,10 @@ class Program(eqx.Module):
     def init(self, model: Model, model_state: Any, key: Key) -> TrainState:
         """Make the state before the first step, of new arrays."""
         model = canonical(model)
-        named = zip(self.names, self.transforms, strict=True)
-        never = Report(jnp.float32(jnp.nan), jnp.int32(0))
-        memory = Memory(
-            program=salted(self.update.memory()),
-            reports={name: never for name in self.watches},
-            num_steps=jnp.int32(INT32_MAX) if self.in_fractions else None,
-            halted=jnp.asarray(False) if self.nonfinite == "raise" else None,
-        )
+        if isinstance(self.update, AbstractOwnUpdate):
+            owned = self.update.owned(model)
+            for transform in self.transforms:
+                transform.check(model, owned)
         state = TrainState(
             step=jnp.int32(0),
             epoch=jnp.int32(0),
@@ -92,10 +89,56 @@ class Program(eqx.Module):
             model_state=model_state,
             opt_state=self.update.init(model),
             key=key,
-            memory=memory,
-            extra={name: transform.init(model) for name, transform in named},
+            memory=self._first_memory(),
         )
-        return canonical(state)
+        return canonical(self.completed(state))
+
+    def _first_memory(self) -> Memory:
+        return Memory(program=salted(self.update.memory()))
+
+    def completed(self, state: TrainState) -> TrainState:
+        """The state with all that this program keeps beside model and optimizer.
+
+        A state of a program without a transform, or without the guard, is given what
+        they start with: so a run can go on with an average from some step on.
+        """
+        never = Report(jnp.float32(jnp.nan), jnp.int32(0))
+        memory, extra = state.memory, dict(state.extra)
+        for name, transform in zip(self.names, self.transforms, strict=True):
+            if name not in extra:
+                extra[name] = transform.init(state.model)
+        memory = dataclasses.replace(
+            memory,
+            reports={name: memory.reports.get(name, never) for name in self.watches},
+            num_steps=jnp.int32(INT32_MAX) if self.in_fractions else None,
+            halted=jnp.asarray(False) if self.nonfinite == "raise" else None,
+        )
+        return dataclasses.replace(state, memory=memory, extra=extra)
+
+    def check_state(self, state: TrainState) -> None:
+        """Raise ValueError if a state was made by another program."""
+        try:
+            opt_state = eqx.filter_eval_shape(self.update.init, state.model)
+        except Exception:  # an update of the user's that cannot be traced here
+            opt_state = state.opt_state
+        for name in state.extra.keys() - set(self.names):
+            raise ValueError(
+                f"The state keeps `{name}`, and this Trainer has no transform of that "
+                "name. Give it one, or start anew from the model: `fit(state.model, "
+                "...)`."
+            )
+        pairs = {
+            "opt_state": (opt_state, state.opt_state),
+            "memory": (self._first_memory().program, state.memory.program),
+        }
+        for name, (own, given) in pairs.items():
+            difference = first_difference(name, own, given)
+            if difference:
+                raise ValueError(
+                    f"The state is of another program: here {difference}. Go on with "
+                    "the Trainer that made it, or start anew from its model: "
+                    "`fit(state.model, ...)`."
+                )
 
     def step(
         self, state: TrainState, batch: Batch, mask: Any, epoch: Any, source: PyTree
@@ -121,22 +164,37 @@ class Program(eqx.Module):
             num_steps=memory.num_steps,
         )
         found = self.update.run(state.model, state.opt_state, batch, given)
-        model, extra = found.model, {}
-        for name, transform in zip(self.names, self.transforms, strict=True):
-            kept = state.extra[name]
-            model, extra[name] = transform(model, kept, step=state.step + 1)
         new = TrainState(
             step=state.step + 1,
             epoch=epoch,
-            model=model,
+            model=found.model,
             model_state=found.state,
             opt_state=found.opt_state,
             key=state.key,
             memory=dataclasses.replace(memory, program=found.memory),
-            extra=extra,
+            extra=state.extra,
             source=source,
         )
-        return guarded(self.nonfinite, state, new, found.metrics)
+        # A state of another structure is refused by whoever asked for the step.
+        if self.nonfinite is None or first_difference("", state, new):
+            return self._transformed(new), found.metrics
+        code = bad_code(self.update.losses(), state, new, found.metrics)
+        metrics = {**found.metrics, METRIC: Metric(code)}
+        kept = self._transformed(without_update(code == 0, new, state))
+        # A copy or a projection is made all the same, but nothing is averaged.
+        extra = choose(code == 0, kept.extra, state.extra)
+        kept = dataclasses.replace(kept, extra=extra)
+        if self.nonfinite == "raise":
+            kept = halting(code == 0, kept, state)
+        return kept, metrics
+
+    def _transformed(self, state: TrainState) -> TrainState:
+        """What the transforms make of the state after an update."""
+        model, extra = state.model, {}
+        for name, transform in zip(self.names, self.transforms, strict=True):
+            kept = state.extra[name]
+            model, extra[name] = transform(model, kept, step=state.step)
+        return dataclasses.replace(state, model=model, extra=extra)
 
     def evaluated(self, state: TrainState, using: str) -> Model:
         """The model that a transform, or the optimizer, puts in the model's place."""
@@ -145,4 +203,9 @@ class Program(eqx.Module):
         if using not in self.names:
             raise unknown(using, (*self.names, OPTIMIZER), "transform")
         transform = self.transforms[self.names.index(using)]
+        if type(transform).evaluated is AbstractTransform.evaluated:
+            raise TypeError(
+                f"Transform `{using}` is a `{type(transform).__name__}`, which has no "
+                "average to evaluate. Use the name of a `tr.EMA` or `tr.SWA`."
+            )
         return transform.evaluated(state.model, state.extra[using])

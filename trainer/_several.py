@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import PyTree
 
+from trainer._composed import check_name
 from trainer._memory import Node, node
 from trainer._parts import union
 from trainer._tree import describe
@@ -29,11 +30,7 @@ def named_updates(
         names = [_place(place, update) for place, update in enumerate(updates)]
         updates = dict(zip(names, updates, strict=True))
     for name, update in updates.items():
-        if "/" in name:
-            raise ValueError(
-                f"An update of `{owner}` is named `{name}`. The history puts a slash "
-                "between names, so that one cannot hold a slash itself."
-            )
+        check_name(name, f"An update of `{owner}`")
         if update is not None or not idle:
             check_update(update)
     if all(update is None for update in updates.values()):
@@ -86,6 +83,15 @@ class AbstractSeveral(AbstractOwnUpdate):
             for name, update in self.parts().items()
             for metric, names in update.branches().items()
         }
+
+    def losses(self) -> tuple[str, ...]:
+        """Names of the metrics that are minimized."""
+        found = [
+            f"{name}/{loss}"
+            for name, update in self.parts().items()
+            for loss in update.losses()
+        ]
+        return tuple(found)
 
     def own_memory(self) -> PyTree:
         """What it remembers itself."""

@@ -58,6 +58,7 @@ class CompiledStep:
         self._counter = CompileCounter()
         like = Layout(content, 1).like
         self._resident = jtu.tree_map(struct, source.resident)
+        self._source_static = source.static
         arrays, static = eqx.partition(state, eqx.is_array)
         self._arrays, self._static = jtu.tree_map(struct, arrays), static
         self._treedef = jtu.tree_structure(arrays)
@@ -65,7 +66,7 @@ class CompiledStep:
         arrays_of, rest = eqx.partition(self._placed(program), eqx.is_array)
         one_step = _one_step(static, rest, source)
         epoch = jax.ShapeDtypeStruct((), jnp.int32)
-        self.baked = Baked(program)
+        self.baked = Baked((program, source.static))
         with explain_trace():
             closed, found, found_static = eqx.filter_make_jaxpr(one_step)(
                 self._arrays, arrays_of, self._resident, like, epoch
@@ -164,11 +165,14 @@ class CompiledStep:
                 "Make a new Trainer for it."
             )
         difference = first_difference("data", self._resident, source.resident)
+        difference = difference or first_difference(
+            "data", self._source_static, source.static
+        )
         if difference:
             raise RecompileError(
                 f"{difference}, for which this Trainer's step would compile again: "
-                "`tr.Arrays` are an argument of it. Use arrays of one length, or a "
-                "loader of batches, or make a new Trainer."
+                "`tr.Arrays` and samplers are a part of it. Use data of the same kind "
+                "and size, or a loader of batches, or make a new Trainer."
             )
 
     def flatten(self, state: TrainState) -> list[jax.Array]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from trainer._composed import check_unit, Unit
 from trainer._losses import Given
 from trainer._memory import own_of, part_of, renewed
-from trainer._metrics import do_if, Metric
+from trainer._metrics import check_carried, do_if, Metric
 from trainer._pick import check_selector, init_picked, pick, picked
 from trainer._selectors import AbstractSelector, Outcome
 from trainer._several import AbstractSeveral, named_updates, Updates
@@ -90,6 +90,10 @@ class SwitchUpdate(AbstractSeveral):
         """Names of the branches, here and below."""
         return {"branch": self.names, **super().branches()}
 
+    def losses(self) -> tuple[str, ...]:
+        """Names of the metrics that are minimized."""
+        return ("loss", *super().losses())
+
     def own_memory(self) -> PyTree:
         """What the selector remembers."""
         return init_picked(self.selector, len(self.names))
@@ -107,20 +111,24 @@ class SwitchUpdate(AbstractSeveral):
         index, local = pick(self.selector, len(self.names), count, given, own, True)
         inner = given._replace(**{self.by: local})
         states, memories, metrics, losses = dict(opt_state), {}, {}, []
+        certain = 0
         for number, name in enumerate(self.names):
             update = self.updates[number]
             if update is None:
                 continue
             live = (index == number).astype(jnp.int32)
             part = inner._replace(memory=part_of(given.memory, name))
-            found, reported = _made(update, live, model, states[name], batch, part)
+            found, reported, always = _made(
+                update, live, model, states[name], batch, part
+            )
             model, states[name], state, memories[name] = found
             inner = inner._replace(state=state)
             metrics |= {f"{name}/{metric}": m for metric, m in reported.items()}
             losses += [reported["loss"]] if "loss" in reported else []
+            certain += "loss" in always
         metrics["branch"] = Metric(index)
         if losses:
-            metrics["loss"] = _whichever(losses, always=len(losses) == len(self.names))
+            metrics["loss"] = _whichever(losses, always=certain == len(self.names))
         if own is not None:
             seen = Outcome(count, len(self.names), index, metrics, given.reports)
             own = picked(self.selector, own, seen, local)
@@ -135,23 +143,29 @@ def _made(
     opt_state: PyTree,
     batch: Batch,
     given: Given,
-) -> tuple[Any, dict[str, Metric]]:
-    """Make an update, or leave all that it owns as it is."""
+) -> tuple[Any, dict[str, Metric], set[str]]:
+    """Make an update, or leave all that it owns as it is.
+
+    The names of the metrics that it always reports, when it is made, come third.
+    """
     spec = update.owned(model)
     mine, rest = eqx.partition(model, spec)
     arrays, static = eqx.partition(opt_state, eqx.is_array)
+    always: set[str] = set()
 
     def do(mine: PyTree, arrays: PyTree, state: Any, memory: PyTree) -> Any:
         whole, opt_state = eqx.combine(mine, rest), eqx.combine(arrays, static)
         now = given._replace(state=state, memory=memory)
         new = update.run(whole, opt_state, batch, now)
+        check_carried("opt_state", opt_state, new.opt_state)
+        always.update(n for n, m in new.metrics.items() if m.present is True)
         kept = eqx.filter(new.model, spec), eqx.filter(new.opt_state, eqx.is_array)
         return (*kept, new.state, new.memory), new.metrics
 
     kept, metrics = do_if(live, do, mine, arrays, given.state, given.memory)
     mine, arrays, state, memory = kept
     model, opt_state = eqx.combine(mine, rest), eqx.combine(arrays, static)
-    return (model, opt_state, state, memory), metrics
+    return (model, opt_state, state, memory), metrics, always
 
 
 def _whichever(metrics: list[Metric], always: bool) -> Metric:

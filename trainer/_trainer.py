@@ -25,7 +25,7 @@ from trainer._state import TrainState
 from trainer._transforms import AbstractTransform
 from trainer._types import Key
 from trainer._update import AbstractUpdate
-from trainer.callbacks import Progress
+from trainer.callbacks import Evaluate, Progress
 from trainer.data import as_source
 
 
@@ -52,9 +52,10 @@ class Trainer(Fitting):
         transforms: What is done to the model after each update, by name and in order:
             averages, target networks, projections.
         nonfinite: What to do when a step makes the loss or the state infinite or NaN.
-            `"skip"` leaves the step out: model, optimizer and averages stay as they
-            were. `"raise"` ends the run with a `NonfiniteError` and keeps the state
-            before it. None goes on, and warns of a loss that is not finite.
+            `"skip"` leaves the update out: model, optimizer and averages stay as they
+            were, and only copies to a target and projections are made. `"raise"` ends
+            the run with a `NonfiniteError` and keeps the state before it. None goes on,
+            and warns of a loss that is not finite.
         steps_per_call: How many steps one call of the compiled function runs at most.
             It changes how long a run takes and nothing else. `"auto"` chooses it from
             the cost of a step.
@@ -203,6 +204,13 @@ class Trainer(Fitting):
         if isinstance(model, TrainState) and key is not None:
             raise TypeError("A TrainState has its key already; `key` starts a new run.")
         check_watched(self.program, callbacks)
+        own = self._own_loss()
+        for callback in callbacks:
+            if isinstance(callback, Evaluate) and own is callback.loss is None:
+                raise TypeError(
+                    "The Trainer has no loss of its own for `tr.Evaluate` to measure. "
+                    "Write `tr.Evaluate(data, every=100, loss=loss)`."
+                )
         source, history = as_source(data), History(self.program.update.branches())
         self.last_history = history
         total = num_steps if num_epochs is None else source.num_steps(num_epochs)
@@ -215,6 +223,11 @@ class Trainer(Fitting):
             return self._run(model, source, num_steps, num_epochs, watch)
         finally:
             bar.close()
+
+    def _own_loss(self) -> Any:
+        """The one loss that is trained on, or None."""
+        own = None if type(self).loss is Trainer.loss else self.loss
+        return getattr(self.program.update, "loss", own)
 
     @final
     def evaluated_model(self, state: TrainState, using: str) -> Any:
@@ -267,8 +280,7 @@ class Trainer(Fitting):
             ValueError: There are no batches.
             TypeError: The Trainer has no loss of its own, and none is given.
         """
-        own = None if type(self).loss is Trainer.loss else self.loss
-        own = getattr(self.program.update, "loss", own)
+        own = self._own_loss()
         loss = own if loss is None else loss
         if using is not None:
             model = dataclasses.replace(model, model=self.evaluated_model(model, using))

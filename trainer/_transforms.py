@@ -15,7 +15,7 @@ from trainer._counts import positive_int
 from trainer._explain import explain_trace
 from trainer._tree import describe, first_difference, path_name, struct
 from trainer._types import Model, Step
-from trainer._where import check_picks, check_where, marked, owned, Where
+from trainer._where import check_picks, check_where, marked, owned, shared_leaf, Where
 
 
 class AbstractTransform(eqx.Module):
@@ -45,6 +45,10 @@ class AbstractTransform(eqx.Module):
             The model, and what is kept for the next step. Both have the structure,
             shapes and dtypes that they came with.
         """
+
+    def check(self, model: Model, owned: PyTree) -> None:
+        """Raise ValueError if it does not go with what optimizers own of the model."""
+        del model, owned
 
     def evaluated(self, model: Model, kept: PyTree) -> Model:
         """The model to evaluate in the place of `model`; by default `model` itself."""
@@ -137,6 +141,16 @@ class Target(AbstractTransform):
             raise ValueError(
                 f"What `online` of `Target` picks has no {what}. Pick a part of the "
                 "model that has one."
+            )
+
+    def check(self, model: Model, owned: PyTree) -> None:
+        """Raise ValueError if an optimizer would train the target as well."""
+        leaf = shared_leaf(marked(model, self.target, "Target"), owned)
+        if leaf is not None:
+            raise ValueError(
+                f"`{leaf}` belongs to the target of `Target`, and an optimizer owns it "
+                "as well: gradients, decay and momentum would move it. Give the update "
+                "`where=`, as in `tr.Minimize(loss, optimizer, where=lambda m: m.q)`."
             )
 
     def __call__(self, model: Model, kept: None, *, step: Step) -> tuple[Model, None]:

@@ -63,6 +63,10 @@ class AbstractUpdate(eqx.Module):
         """For every metric that is a branch's index: the names of the branches."""
         return {}
 
+    def losses(self) -> tuple[str, ...]:
+        """Names of the metrics that are minimized."""
+        return ("loss",)
+
     def memory(self) -> Node | None:
         """What it remembers before the first step; None for nothing."""
         return None

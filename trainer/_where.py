@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -35,28 +36,37 @@ def marked(model: Model, where: Where | None, owner: str) -> PyTree:
 
     Args:
         model: A model.
-        where: Picks a sub-tree, or a list or tuple of several, as in `eqx.tree_at`.
-            None picks all.
+        where: Picks a sub-tree, or a list or tuple of several. It may look at shapes
+            and dtypes, but not at values. None picks all.
         owner: Whose `where` it is, for messages.
 
     Raises:
         TypeError: `where` picks something that is not part of the model.
     """
     if where is None:
-        return _all(model, True)
-    none = _all(model, False)
-    is_none = lambda node: node is None
+        return jtu.tree_map(lambda _: True, model)
+    arrays, static = eqx.partition(model, eqx.is_array)
+    found: list[PyTree] = []
+
+    def run(arrays: PyTree) -> None:
+        # Each array is an object of its own here, also where two were one.
+        whole = eqx.combine(arrays, static)
+        picked = {id(leaf) for leaf in jtu.tree_leaves(where(whole))}
+        if not picked <= {id(leaf) for leaf in jtu.tree_leaves(whole)}:
+            raise TypeError("it returns something else")
+        found.append(jtu.tree_map(lambda leaf: id(leaf) in picked, whole))
+
     try:
-        replace = lambda node: _all(node, True)
-        return eqx.tree_at(where, none, replace_fn=replace, is_leaf=is_none)
+        jax.eval_shape(run, arrays)
     except Exception as error:
         lines = str(error).splitlines()
         raise TypeError(
             f"`where` of `{owner}` does not pick a part of the model "
             f"`{type(model).__name__}` ({type(error).__name__}: "
             f"{lines[0] if lines else ''}). It returns nodes of the model as they are, "
-            "each once, as in `eqx.tree_at`."
+            "one or a list of them."
         ) from error
+    return found[0]
 
 
 def owned(model: Model, where: Where | None, owner: str) -> PyTree:
@@ -78,10 +88,6 @@ def owned(model: Model, where: Where | None, owner: str) -> PyTree:
             "part of the model that has parameters."
         )
     return spec
-
-
-def _all(node: Any, flag: bool) -> Any:
-    return jtu.tree_map(lambda _: flag, node)
 
 
 def shared_leaf(first: PyTree, second: PyTree) -> str | None:

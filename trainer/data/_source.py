@@ -47,6 +47,9 @@ class AbstractSource(abc.ABC):
     resident: PyTree = ()
     """Arrays that stay on the device and are an argument of every step."""
 
+    static: PyTree = ()
+    """Whatever else the step reads of the source, and is compiled with."""
+
     @staticmethod
     @abc.abstractmethod
     def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:

@@ -286,6 +286,11 @@ def as_source(data: Any) -> AbstractSource:
         return data
     if isinstance(data, AbstractSampler):
         return Sampled(data)
+    if isinstance(data, type):
+        raise TypeError(
+            f"`{data.__name__}` is a class, and data are an instance of one. Write "
+            f"`{data.__name__}(...)`."
+        )
     if data is None:
         return Loader(lambda: itertools.repeat(None), steps_per_epoch=1)
     return Loader(data)

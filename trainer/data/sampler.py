@@ -5,10 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
+from trainer._tree import describe, first_difference
 from trainer._types import Batch, Key, Model
-from trainer.data._source import AbstractSource, Item, Wanted
+from trainer.data._source import AbstractSource, Item, num_examples, Wanted
 
 
 class AbstractSampler(eqx.Module):
@@ -57,7 +63,35 @@ class Sampled(AbstractSource):
 
     def __init__(self, sampler: AbstractSampler):
         self.sampler = sampler
-        self.resident, self._static = eqx.partition(sampler, eqx.is_array)
+        self.resident, self.static = eqx.partition(sampler, eqx.is_array)
+
+    def start(self, key: Key) -> PyTree:
+        """Make the carry before the first step."""
+        carry = self.sampler.init(key)
+        for leaf in jtu.tree_leaves(carry):
+            if not eqx.is_array(leaf):
+                raise TypeError(
+                    f"`{self._name}.init` returned a carry that holds "
+                    f"`{describe(leaf)}`, which a compiled step cannot change. Make it "
+                    "of arrays, such as `jnp.int32(0)`."
+                )
+        return carry
+
+    def check_carry(self, carry: PyTree) -> None:
+        """Raise ValueError unless the carry is of this sampler's form."""
+        key = jax.eval_shape(lambda: jr.key(0))
+        like = eqx.filter_eval_shape(self.sampler.init, key)
+        difference = first_difference("state.source", like, carry)
+        if difference:
+            raise ValueError(
+                f"The state was made with another sampler than `{self._name}`: here "
+                f"{difference}. Go on with that sampler, or start anew from the model: "
+                "`fit(state.model, ...)`."
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self.sampler).__name__
 
     @staticmethod
     def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
@@ -69,8 +103,18 @@ class Sampled(AbstractSource):
     ) -> tuple[Batch, Any, PyTree]:
         """Let the sampler make the batch. Traced."""
         del content
-        batch, carry = eqx.combine(resident, self._static).sample(carry, model, **at)
-        return batch, None, carry
+        sampler = eqx.combine(resident, self.static)
+        returned = sampler.sample(carry, model, **at)
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise TypeError(
+                f"`{self._name}.sample` returned {describe(returned)}. It returns the "
+                "batch, and the carry for the next step."
+            )
+        batch, carry = returned
+        rows = any(np.ndim(leaf) for leaf in jtu.tree_leaves(batch))
+        # Nothing is padding, for losses that ask.
+        mask = jnp.ones(num_examples(batch), bool) if rows else None
+        return batch, mask, carry
 
     def items(self, wanted: Wanted) -> Iterator[Item]:
         """A step for as long as steps are wanted."""
