@@ -53,7 +53,7 @@ def guarded(nonfinite, steps_per_call):
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_case_50_a_bad_step_is_left_out(steps_per_call, step_compiles):
     trainer = guarded("skip", steps_per_call)
-    with pytest.warns(UserWarning, match=r"Step 2 made .* 1 such step"):
+    with pytest.warns(UserWarning, match=r"Step 2 made .* Steps left out: 1"):
         result = trainer.fit(linear(), batches(), num_steps=5, progress=False)
     close(result.model, trained_on([0, 1, 3, 4]))
     close(result.model, GOOD)

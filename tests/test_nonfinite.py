@@ -173,8 +173,8 @@ def test_infinite_numbers_to_begin_with_are_no_alarm():
 def test_without_a_guard_it_is_told_at_the_end():
     trainer = tr.Trainer(mse, SGD, steps_per_call=2)
     text = (
-        rf"Step {BAD} made the loss not finite \(the loss was nan\), and so were 4 "
-        "Give the Trainer `nonfinite='raise'`"
+        rf"Step {BAD} made the loss not finite \(the loss was nan\). "
+        "Such steps in all: 5. Give the Trainer `nonfinite='raise'`"
     )
     with pytest.warns(UserWarning, match=text) as caught:
         result = fit(trainer, mlp(), feed())
@@ -202,7 +202,7 @@ def test_callbacks_and_the_selector_do_not_see_a_step_that_is_left_out():
         tr.Plateau(patience=1), [tr.Minimize(mse, SGD), tr.Minimize(mse, ADAM)]
     )
     trainer = tr.Trainer(update=update, nonfinite="skip")
-    with pytest.warns(UserWarning, match="1 such steps"):
+    with pytest.warns(UserWarning, match="Steps left out: 1"):
         result = fit(trainer, mlp(), [batches()[0], bad_batch()], 2)
     assert result.state.memory.program.own["selector"]["local"] == 1
     assert result.history["branch"].tolist() == [0, 0]

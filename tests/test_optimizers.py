@@ -1,6 +1,7 @@
 """Every optimizer of Optax: trains, compiles once; and those that cannot, and why."""
 
 import inspect
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -289,10 +290,11 @@ def test_small_batches_accumulated_equal_a_big_one():
     cut = lambda size: [(X[i : i + size], Y[i : i + size]) for i in range(0, 16, size)]
     for num_steps in (1, 2, 3, 4):
         accumulated = optax.MultiSteps(optimizer, 2)
-        result = fit(accumulated, num_steps=num_steps, batches=cut(4))
-        assert result.compiles == 1
+        odd = num_steps % 2  # what is left over is said
+        with pytest.warns(match="ends 1 micro") if odd else nullcontext():
+            result = fit(accumulated, num_steps=num_steps, batches=cut(4))
         models.append(result.model)
-    moved = [bool((flat(a) != flat(b)).any()) for a, b in pairwise(models)]
-    assert moved == [False, True, False, True]
+    moved = [(flat(a) != flat(b)).any() for a, b in pairwise(models)]
+    assert moved == [0, 1, 0, 1]
     big = fit(optimizer, num_steps=2, batches=cut(8)).model
     np.testing.assert_allclose(flat(models[-1]), flat(big), atol=1e-6)

@@ -266,14 +266,14 @@ def check(program):
 
 
 # Every example is compiled, so that looking for a smaller one would take minutes.
-@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
 @given(program=programs)
 def test_a_program_trains_as_a_plain_loop_does(program):
     check(program)
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=25)
 @given(program=programs)
 def test_many_programs_train_as_plain_loops_do(program):
     check(program)

@@ -187,7 +187,7 @@ def test_another_form_of_sampler_is_refused_by_name():
     trainer, model = start()
     state = fit(trainer, model, Ring(jnp.ones(2)), 3).state
     for other in (Ring(jnp.ones(1)), returns(lambda c: (c, c)), None, [jnp.ones(2)]):
-        with pytest.raises(tr.RecompileError) as caught:
+        with pytest.raises((tr.RecompileError, ValueError)) as caught:
             fit(trainer, state, other, 5)
         if isinstance(other, tr.AbstractSampler):
             assert "`tr.Arrays`" not in str(caught.value)
@@ -203,7 +203,7 @@ def test_the_carry_of_another_sampler_is_refused():
         def sample(self, carry, model, *, step, key):
             return carry["table"], carry
 
-    with pytest.raises((TypeError, ValueError), match=r"`source"):
+    with pytest.raises((TypeError, ValueError), match=r"`state.source"):
         fit(tr.Trainer(distance, SGD), state, Other(jnp.ones(2)), 5)
 
 

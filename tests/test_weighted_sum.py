@@ -237,12 +237,12 @@ def test_a_term_that_is_left_out_leaves_the_state_alone():
     assert result.compiles == 1
 
 
-def test_half_precision_stays_half_precision():
+def test_a_loss_is_at_least_float32_and_its_gradient_as_the_parameters():
     half = lambda model, batch: jnp.sum(model)
     model = jnp.ones(3, jnp.bfloat16)
     loss = tr.WeightedSum(a=half, b=(lambda step: jnp.float32(0.5), half))
     value, grad = value_and_grad(loss, model, None, ZERO).value
-    assert value.dtype == grad.dtype == jnp.bfloat16
+    assert (value.dtype, grad.dtype) == (jnp.float32, jnp.bfloat16)
     assert value == 4.5
 
 

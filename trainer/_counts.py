@@ -17,8 +17,8 @@ INT32_MAX = 2**31 - 1
 _FINEST = 46_340
 
 
-def positive_int(value: Any, what: str) -> int:
-    """Check that `value` is a whole number from 1 to 2**31 - 1; return it as an int."""
+def positive_int(value: Any, what: str, least: int = 1) -> int:
+    """Check that `value` is a whole number from `least` to 2**31 - 1; return an int."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -28,18 +28,18 @@ def positive_int(value: Any, what: str) -> int:
             f"{what} is `{value!r}`, which is not a whole number. Steps are counted "
             "in Python ints."
         )
-    if not 1 <= number <= INT32_MAX:
+    if not least <= number <= INT32_MAX:
         raise ValueError(
-            f"{what} is `{value!r}`; it must be from 1 to 2**31 - 1, "
+            f"{what} is `{value!r}`; it must be from {least} to 2**31 - 1, "
             "because the step is an int32."
         )
     return number
 
 
-def steps_or_fraction(value: Any, what: str) -> int | float:
-    """Check that `value` is a positive whole number, or a float between 0 and 1."""
+def steps_or_fraction(value: Any, what: str, least: int = 1) -> int | float:
+    """Check that `value` is a whole number from `least`, or a float between 0 and 1."""
     if not isinstance(value, float | np.floating):
-        return positive_int(value, what)
+        return positive_int(value, what, least)
     value = float(value)
     if not 0 < value < 1:
         whole = f" or `{int(value)}` for steps" if value.is_integer() else ""

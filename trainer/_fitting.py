@@ -45,13 +45,14 @@ def started(
     Raises:
         ValueError: A schedule is given in fractions of a run whose total is not known.
     """
-    state = program.completed(state)
+    in_fractions = program.in_fractions or source.in_fractions
+    state = program.completed(state, in_fractions)
     if isinstance(source, Sampled) and state.source is None:
         key = jr.fold_in(state.key, _NOT_A_STEP)
         state = dataclasses.replace(state, source=source.start(key))
     if isinstance(source, Sampled):
         source.check_carry(state.source)
-    if program.in_fractions:
+    if in_fractions:
         if total is None:
             raise ValueError(
                 "A schedule is given in fractions of the run, and how many steps the "

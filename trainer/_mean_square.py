@@ -3,6 +3,7 @@
 from typing import Any, final
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
 from jaxtyping import Array
 
 from trainer._losses import (
@@ -67,15 +68,16 @@ class MeanSquare(AbstractLoss):
         """Compute the loss of one batch."""
         given = Given(step, epoch, key, mask)
         squares = residuals_of(self, model, batch, given) ** 2
-        if not _has_rows(self, squares, mask):
+        if not _has_rows(self, squares, batch, mask):
             return jnp.mean(squares)
         rows = mask.reshape(mask.shape + (1,) * (squares.ndim - 1))
         return jnp.mean(squares, where=jnp.broadcast_to(rows, squares.shape))
 
 
-def _has_rows(loss: MeanSquare, found: Array, mask: Any) -> bool:
+def _has_rows(loss: MeanSquare, found: Array, batch: Batch, mask: Any) -> bool:
     """Whether the mask says which rows are padding."""
-    if mask is None or not loss.per_example:
+    is_empty = not any(jnp.ndim(leaf) for leaf in jtu.tree_leaves(batch))
+    if mask is None or is_empty or not loss.per_example:
         return False
     if found.shape[:1] != mask.shape:
         raise ValueError(
@@ -90,7 +92,7 @@ def _has_rows(loss: MeanSquare, found: Array, mask: Any) -> bool:
 def unpadded(loss: MeanSquare, model: Model, batch: Batch, given: Given) -> Array:
     """The residuals of one batch, 0 for rows that are padding."""
     found = residuals_of(loss, model, batch, given)
-    if not _has_rows(loss, found, given.mask):
+    if not _has_rows(loss, found, batch, given.mask):
         return found
     rows = given.mask.reshape(given.mask.shape + (1,) * (found.ndim - 1))
     return jnp.where(rows, found, 0)

@@ -1,6 +1,7 @@
 """What Optax's optimizers are given, and what can be read from their states."""
 
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def init_optimizer(optimizer: optax.GradientTransformation, params: PyTree) -> P
     try:
         return optimizer.init(params)
     except Exception as error:
-        if not callable(params):
+        if not _was_called(params, error):
             raise
         raise TypeError(
             f"The optimizer cannot start on this model: {error}. If it was made with a "
@@ -35,6 +36,13 @@ def init_optimizer(optimizer: optax.GradientTransformation, params: PyTree) -> P
             "function, because the model can be called. Write `lambda _: labels` in "
             "its place, or use `tr.Parts`."
         ) from error
+
+
+def _was_called(params: PyTree, error: Exception) -> bool:
+    """Whether an error came about by calling a tree of the model's class."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    owners = (f.f_locals.get("self") for f in frames if f.f_code.co_name == "__call__")
+    return any(type(owner) is type(params) for owner in owners)
 
 
 def optimize(

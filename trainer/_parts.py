@@ -61,9 +61,7 @@ class Part(eqx.Module):
     ):
         self.optimizer = check_optimizer(optimizer)
         self.where = check_where(where, "Part")
-        is_zero = isinstance(start, int) and not isinstance(start, bool) and start == 0
-        what = "`start` of `Part`, if it is not 0,"
-        self.start = 0 if is_zero else steps_or_fraction(start, what)
+        self.start = steps_or_fraction(start, "`start` of `Part`", least=0)
         self.stop = (
             None if stop is None else steps_or_fraction(stop, "`stop` of `Part`")
         )

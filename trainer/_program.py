@@ -91,12 +91,12 @@ class Program(eqx.Module):
             key=key,
             memory=self._first_memory(),
         )
-        return canonical(self.completed(state))
+        return canonical(self.completed(state, self.in_fractions))
 
     def _first_memory(self) -> Memory:
         return Memory(program=salted(self.update.memory()))
 
-    def completed(self, state: TrainState) -> TrainState:
+    def completed(self, state: TrainState, in_fractions: bool) -> TrainState:
         """The state with all that this program keeps beside model and optimizer.
 
         A state of a program without a transform, or without the guard, is given what
@@ -110,7 +110,7 @@ class Program(eqx.Module):
         memory = dataclasses.replace(
             memory,
             reports={name: memory.reports.get(name, never) for name in self.watches},
-            num_steps=jnp.int32(INT32_MAX) if self.in_fractions else None,
+            num_steps=jnp.int32(INT32_MAX) if in_fractions else None,
             halted=jnp.asarray(False) if self.nonfinite == "raise" else None,
         )
         return dataclasses.replace(state, memory=memory, extra=extra)

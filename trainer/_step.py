@@ -171,8 +171,8 @@ class CompiledStep:
         if difference:
             raise RecompileError(
                 f"{difference}, for which this Trainer's step would compile again: "
-                "`tr.Arrays` and samplers are a part of it. Use data of the same kind "
-                "and size, or a loader of batches, or make a new Trainer."
+                "arrays on the device and samplers are a part of it. Use data of the "
+                "same kind and size, or a loader of batches, or make a new Trainer."
             )
 
     def flatten(self, state: TrainState) -> list[jax.Array]:
@@ -260,7 +260,7 @@ def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
         state: TrainState = eqx.combine(arrays, static)
         whole: Program = eqx.combine(program, rest)
         key = jr.fold_in(state.key, state.step)
-        at = {"step": state.step, "key": key}
+        at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
         batch, mask, carry = source.draw(
             resident, content, state.source, state.model, **at
         )

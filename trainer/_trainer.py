@@ -287,8 +287,10 @@ class Trainer(Fitting):
         if not isinstance(model, TrainState):
             model, model_state = split_model(model)
             zero = jnp.int32(0)
-            key, memory = jr.key(0), Memory(num_steps=jnp.int32(INT32_MAX))
-            model = TrainState(zero, zero, model, model_state, None, key, memory)
+            model = TrainState(zero, zero, model, model_state, None, jr.key(0))
+        # What does not change an evaluation is no reason to compile it again.
         kept = part_of(model.memory.program, "loss") if loss is own else None
-        memory = dataclasses.replace(model.memory, program=kept)
+        num_steps = model.memory.num_steps
+        num_steps = jnp.int32(INT32_MAX) if num_steps is None else num_steps
+        memory = Memory(program=kept, num_steps=num_steps)
         return self._evaluator(loss, dataclasses.replace(model, memory=memory), data)

@@ -152,7 +152,7 @@ def test_what_a_callback_may_not_be_or_return(callbacks, error, message):
 
 def test_two_evaluations_of_one_name_and_a_wrong_signature_are_refused():
     twice = [tr.Evaluate(batches()[:1], 2), tr.Evaluate(batches()[1:], 2)]
-    with pytest.raises(ValueError, match="different data as `validation`"):
+    with pytest.raises(ValueError, match="different things as `validation`"):
         fit(mse, mlp(), *twice, source=batches())
 
     class Old(tr.AbstractCallback):

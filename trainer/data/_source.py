@@ -47,6 +47,9 @@ class AbstractSource(abc.ABC):
     resident: PyTree = ()
     """Arrays that stay on the device and are an argument of every step."""
 
+    in_fractions: bool = False
+    """Whether the step has to be told the run's total for it."""
+
     static: PyTree = ()
     """Whatever else the step reads of the source, and is compiled with."""
 
@@ -65,7 +68,7 @@ class AbstractSource(abc.ABC):
             content: As for `fetch`.
             carry: What a sampler carries along; the rest hand it on.
             model: The model before the update.
-            **at: The `step` and its `key`.
+            **at: The `step`, its `key`, and the run's `num_steps`, or None.
         """
         del model, at
         return (*self.fetch(resident, content), carry)

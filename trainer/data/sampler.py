@@ -1,6 +1,7 @@
 """Batches made on the device, inside the step."""
 
 import abc
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,9 @@ class AbstractSampler(eqx.Module):
             carry: What `init` or the step before returned.
             model: The model before this step's update.
             step: Completed updates, an int32 scalar.
-            key: The step's key, the same as the losses are given.
+            key: The step's key, the same as the losses are given. One more may be
+                asked for by name: `num_steps`, the run's total, for a schedule in
+                fractions of it.
 
         Returns:
             The batch, and the carry for the next step, of the same structure, shapes
@@ -64,6 +67,7 @@ class Sampled(AbstractSource):
     def __init__(self, sampler: AbstractSampler):
         self.sampler = sampler
         self.resident, self.static = eqx.partition(sampler, eqx.is_array)
+        self.in_fractions = "num_steps" in inspect.signature(sampler.sample).parameters
 
     def start(self, key: Key) -> PyTree:
         """Make the carry before the first step."""
@@ -104,11 +108,13 @@ class Sampled(AbstractSource):
         """Let the sampler make the batch. Traced."""
         del content
         sampler = eqx.combine(resident, self.static)
+        if not self.in_fractions:
+            del at["num_steps"]
         returned = sampler.sample(carry, model, **at)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise TypeError(
-                f"`{self._name}.sample` returned {describe(returned)}. It returns the "
-                "batch, and the carry for the next step."
+                f"`{self._name}.sample` returned {describe(returned)}. It returns "
+                "`(batch, carry)`, with the carry for the next step."
             )
         batch, carry = returned
         rows = any(np.ndim(leaf) for leaf in jtu.tree_leaves(batch))
