@@ -56,7 +56,7 @@ def looked_at(w):
 
 def grad_norm(seen):
     """Chen et al., 2018, equations 1 and 2, and Adam of Kingma and Ba."""
-    w, m, v = np.ones(3), 0.0, 0.0
+    w, m, v, first = np.ones(3), 0.0, 0.0, np.nan
     for t, (values, gradients, _) in enumerate(seen, 1):
         norms = np.linalg.norm(gradients, axis=1)
         first = values if t == 1 else first
@@ -141,7 +141,7 @@ def replayed(weights_of, first, every):
         values, gradients, _ = now = looked_at(w)
         late = list(weights_of(seen))[-1] if seen else first
         seen = [*seen, now] if step % every == 0 else seen
-        weights = list(weights_of(seen))[-1] if first is None else late * np.ones(3)
+        weights = list(weights_of(seen))[-1] if first is None else late * np.ones(3)  # pyright: ignore[reportOptionalOperand]
         offset = -0.5 * np.log(2 * weights).sum() if first == 0.5 else 0.0
         rows.append((weights, values, weights @ values + offset))
         w = w - RATE * weights @ gradients
@@ -209,6 +209,7 @@ def test_a_line_search_sees_the_weights_of_its_step():
     history = trainer.fit(start, [BATCH], **options).history
     weights = np.transpose([history[f"weight/{name}"] for name in NAMES])
     at = lambda w, model: w @ looked_at(model)[0]
+    w, after = START, START
     for w, (before, after), value in zip(
         weights, pairwise(models), history["loss"], strict=True
     ):

@@ -208,7 +208,7 @@ def test_a_run_in_pieces_is_the_run_in_one():
     trainer, options = make(loss, steps_per_call=4), {"callbacks": [Reports([1, 0, 0])]}
 
     def run(*pieces):
-        state, histories = START, []
+        state, histories, result = START, [], None
         for stop in pieces:
             result = fit(trainer, values, state, num_steps=stop, **options)
             state, histories = result.state, [*histories, result.history]
