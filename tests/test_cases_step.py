@@ -114,7 +114,7 @@ def test_case_51_half_precision_stays_half(rate, step_compiles):
     hand, expected, _ = by_hand(by_step, optax.adam(0.1), half(), calls)
     np.testing.assert_allclose(losses, expected, rtol=0.01)
     for a, b in zip(*map(jax.tree.leaves, (result.model, hand)), strict=True):
-        np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=0.02)
+        np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=0.04)
 
 
 class Manual(tr.Trainer):
