@@ -13,6 +13,7 @@ import jax.random as jr
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from PIL import Image
 
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
 
-STYLE = {
+STYLE: dict = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -84,27 +85,21 @@ def draw_gan(gan, config):
     """What the critic sees, and samples over data."""
     runs = gan.experiment(config, progress=False)
     figure, axes = plt.subplots(1, 1 + len(runs), figsize=(11, 3.4))
-    real = gan.ring(jr.key(0), 2000)
-    for seed, (place, run) in zip(config["seeds"], enumerate(axes[1:]), strict=True):
-        _, averaged, (share, modes, distance) = runs[place]
-        fake = averaged.generate(jr.key(1), 2000)
-        run.scatter(*real.T, s=3, color="#bbbbbb", label="real", rasterized=True)
-        run.scatter(*fake.T, s=3, color=BLUE, alpha=0.4, label="generated", lw=0)
-        run.set(title=f"seed {seed}: {modes} of 8 modes,\n{share:.1%} on a mode")
-        run.set(xlabel=f"distance to real {distance:.3f}", xticks=[], yticks=[])
-        run.set_aspect("equal")
+    real, colors = gan.ring(jr.key(0), 2000), (BLUE, ORANGE, GREEN)
+    for run, color, axis in zip(runs.items(), colors, axes[1:], strict=True):
+        seed, (result, averaged, measured) = run
+        fake, found = averaged.generate(jr.key(1), 2000), measured["averaged"]
+        axis.scatter(*real.T, s=3, color="#bbbbbb", label="real")
+        axis.scatter(*fake.T, s=3, color=color, alpha=0.4, label="generated", lw=0)
+        axis.set(xlabel=f"spread {found['spread']:.2f}", xticks=[], yticks=[])
+        title = f"Seed {seed}: {found['modes']} of 8 modes,\n{found['good']:.1%} good"
+        axis.set(title=title, aspect="equal")
+        distance = result.history["critic/distance"]
+        steps = np.flatnonzero(~distance.mask)
+        axes[0].plot(steps, smooth(distance.compressed(), 200), color=color)
     axes[1].legend(markerscale=4, loc="center")
-    for seed, color in zip(range(len(runs)), (BLUE, ORANGE, GREEN), strict=False):
-        history = runs[seed][0].history
-        distance = history["critic/distance"].compressed()
-        steps = history.steps("loss")[~history["critic/distance"].mask]
-        axes[0].plot(steps, smooth(distance, 200), color=color, label=f"seed {seed}")
-    axes[0].set(
-        title="What the critic sees:\nits distance, smoothed",
-        xlabel="step",
-        yscale="log",
-    )
-    axes[0].legend()
+    title = "Distance, as the critic\nsees it, smoothed"
+    axes[0].set(title=title, xlabel="step", ylim=(-0.05, 0.4))
     return figure
 
 
@@ -133,8 +128,8 @@ def draw_pinn(pinn, config):
     for axis in (low, right):
         axis.axvspan(0, adam, color=SKY, alpha=0.25, lw=0)
         axis.set(xlabel="step", xlim=(0, config["num_steps"]))
-    low.text(adam / 2, 0.94, "Adam", ha="center", transform=low.get_xaxis_transform())
-    low.text(adam * 1.2, 0.94, "L-BFGS", transform=low.get_xaxis_transform())
+    low.text(adam / 2, 0.05, "Adam", ha="center", transform=low.get_xaxis_transform())
+    low.text(adam * 1.2, 0.05, "L-BFGS", transform=low.get_xaxis_transform())
     return figure
 
 
@@ -151,10 +146,13 @@ def draw_curriculum(curriculum, config):
     runs = curriculum.experiment(config, progress=False)
     figure, (top, low) = plt.subplots(2, 1, figsize=(8, 5), sharex=True)
     steps = np.arange(config["num_steps"])
-    over = round(config["over"] * config["num_steps"])
-    share = np.minimum(config["first"] + (1 - config["first"]) * steps / over, 1)
+    share = (
+        config["first"] + (1 - config["first"]) * steps / len(steps) / config["over"]
+    )
     longest = config["longest"]
-    top.plot(steps, longest * share, color=BLUE, label="curriculum")
+    top.plot(
+        steps, np.minimum(longest * share, longest), color=BLUE, label="curriculum"
+    )
     top.plot(steps, np.full(len(steps), longest), color=RED, label="uniform")
     top.set(title="Longest row that is drawn, in bits", ylim=(0, None))
     for name, color in (("uniform", RED), ("curriculum", BLUE)):
@@ -166,7 +164,7 @@ def draw_curriculum(curriculum, config):
                 at, accuracy, color=color, alpha=0.8, label=None if number else name
             )
     low.set(title="Test accuracy on rows of all lengths, 3 seeds", xlabel="step")
-    low.legend(loc="lower right")
+    top.legend(loc="lower right")
     return figure
 
 
@@ -179,7 +177,7 @@ def draw_finetune(finetune, config):
     axes.axvspan(0, start, color=SKY, alpha=0.2, lw=0)
     axes.text(
         start / 2,
-        0.95,
+        0.3,
         "“head, then all”:\nbody frozen",
         ha="center",
         va="top",
@@ -216,7 +214,11 @@ def main():
         with mpl.rc_context(STYLE):
             figure = DRAW[name](__import__(name), config)
             figure.tight_layout()
-            figure.savefig(ROOT / "docs" / "img" / f"{name}.png")
+            path = ROOT / "docs" / "img" / f"{name}.png"
+            figure.savefig(path)
+        with Image.open(path) as picture:
+            small = picture.convert("RGB").quantize(200, dither=Image.Dither.NONE)
+        small.save(path, optimize=True)
         plt.close(figure)
 
 

@@ -1,7 +1,18 @@
-"""Learn the digits 5 to 9 from 5 labels each: train a new head, and then the body, too.
+"""Fine-tune on 50 labeled digits: train a new head at first, and then the body, too.
 
-    python examples/finetune.py [--config configs/finetune.toml] [--num-steps 1000]
+    python examples/finetune.py [--config configs/finetune.toml] [--num-steps 600]
 
+The body was trained before to fill in hidden pixels of half of the digits, without
+labels. Mean test accuracy over seeds 0 to 4, which draw other digits each, and how
+often a way was the best:
+
+    head alone            84.8 %    0
+    all from the start    86.2 %    1
+    head, then all        86.9 %    4
+    not pretrained        85.1 %    0
+
+The difference between the two best is small: 0.8 points, from -0.2 to 1.2 by seed. All
+runs together take 15 seconds of one core.
 """
 
 import argparse
@@ -19,17 +30,24 @@ from sklearn.datasets import load_digits
 import trainer as tr
 
 
-class Classifier(eqx.Module):
+class Model(eqx.Module):
     body: eqx.nn.MLP
     head: eqx.nn.Linear
 
-    def __init__(self, width, *, key):
+    def __init__(self, width, out, *, key):
         k1, k2 = jr.split(key)
-        self.body = eqx.nn.MLP(64, width, width, 1, final_activation=jax.nn.relu, key=k1)
-        self.head = eqx.nn.Linear(width, 5, key=k2)
+        relu = jax.nn.relu
+        self.body = eqx.nn.MLP(64, width, width, 1, final_activation=relu, key=k1)
+        self.head = eqx.nn.Linear(width, out, key=k2)
 
     def __call__(self, x):
         return self.head(self.body(x))
+
+
+def denoising(model, x, *, key):
+    """Fill in the pixels, half of which are hidden. It needs no labels."""
+    seen = jr.bernoulli(key, 0.5, x.shape)
+    return jnp.sum((jax.vmap(model)(2 * x * seen) - x) ** 2, axis=1).mean()
 
 
 def cross_entropy(model, batch):
@@ -43,66 +61,77 @@ def accuracy(model, batch):
     return jnp.mean(jax.vmap(model)(x).argmax(axis=1) == y)
 
 
-def load_data(config, seed):
-    """Digits 0 to 4; a few of 5 to 9 to fine-tune on; and the rest of these."""
+def load_data(labels, seed):
+    """Digits without labels; a few of them with labels; and others to test on."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))
     x, y = x[order].astype("float32") / 16, y[order]
-    rows = [np.flatnonzero(y == digit) for digit in range(10)]
-    few = np.concatenate([r[: config["labels"]] for r in rows[5:]])
-    rest = np.concatenate([r[config["labels"] :] for r in rows[5:]])
-    size, old = config["batch_size"], y < 5
+    half = len(x) // 2
+    few = np.concatenate([np.flatnonzero(y == digit)[:labels] for digit in range(10)])
     return (
-        tr.Arrays(x[old], y[old], batch_size=size),
-        tr.Arrays(x[few], y[few] - 5, batch_size=size),
-        tr.Arrays(x[rest], y[rest] - 5, batch_size=len(rest)),
+        tr.Arrays(x[:half], batch_size=64),
+        tr.Arrays(x[few], y[few], batch_size=len(few)),
+        tr.Arrays(x[half:], y[half:], batch_size=len(x) - half),
     )
 
 
 def make_trainers(config):
-    """Three ways to fine-tune: the same optimizers, at different times."""
+    """Ways to fine-tune: the same optimizers, which act at different times."""
     head = tr.Part(optax.adam(config["head_rate"]), lambda m: m.head)
-    body = lambda **when: tr.Part(
-        optax.adamw(config["body_rate"]), lambda m: m.body, **when
-    )
-    ways = {
-        "head only": tr.Parts(head=head),
-        "all from the start": tr.Parts(head=head, body=body()),
-        "head, then all": tr.Parts(head=head, body=body(start=config["start"])),
+    adamw, of_body = optax.adamw(config["body_rate"]), lambda m: m.body
+    body, later = (tr.Part(adamw, of_body, start=s) for s in (0, config["start"]))
+    optimizers = {
+        "head alone": tr.Parts(head=head),
+        "all from the start": tr.Parts(head=head, body=body),
+        "head, then all": tr.Parts(head=head, body=later),
     }
-    return {name: tr.Trainer(cross_entropy, parts) for name, parts in ways.items()}
+    return {name: tr.Trainer(cross_entropy, o) for name, o in optimizers.items()}
 
 
 def experiment(config, progress=True):
     """Fine-tune in each way with each seed: `{way: [(result, accuracy), ...]}`."""
-    pretrainer = tr.Trainer(cross_entropy, optax.adam(1e-3))
+    pretrainer = tr.Trainer(denoising, optax.adam(config["pretrain_rate"]))
     trainers = make_trainers(config)
-    trainers["scratch"] = tr.Trainer(cross_entropy, optax.adam(1e-3))
-    runs = {name: [] for name in trainers}
+    runs = {way: [] for way in [*trainers, "not pretrained"]}
     for seed in config["seeds"]:
-        old, few, rest = load_data(config, seed)
-        keys = jr.split(jr.key(seed), 4)
-        model = Classifier(config["width"], key=keys[0])
-        scratch = model
-        model = pretrainer.fit(
-            model, old, num_steps=config["pretrain_steps"], key=keys[1], progress=progress
-        ).model
-        model = eqx.tree_at(lambda m: m.head, model, Classifier(config["width"], key=keys[2]).head)
-        for name, trainer in trainers.items():
-            watch = tr.Evaluate(rest, every=50, loss=accuracy, name="test")
+        unlabeled, few, test = load_data(config["labels"], seed)
+        k1, k2, k3 = jr.split(jr.key(seed), 3)
+        pretrained = pretrainer.fit(
+            Model(config["width"], 64, key=k1),
+            unlabeled,
+            num_steps=config["pretrain_steps"],
+            key=k2,
+            progress=progress,
+        )
+        new = Model(config["width"], 10, key=k3)
+        model = eqx.tree_at(lambda m: m.body, new, pretrained.model.body)
+        starts = {way: (trainer, model) for way, trainer in trainers.items()}
+        starts["not pretrained"] = trainers["all from the start"], new
+        watch = tr.Evaluate(test, config["every"], loss=accuracy, name="test")
+        for way, (trainer, start) in starts.items():
+            steps = config["num_steps"]
             result = trainer.fit(
-                scratch if name == "scratch" else model, few, num_steps=config["num_steps"], key=keys[3], progress=progress, callbacks=[watch]
+                start, few, num_steps=steps, callbacks=[watch], progress=progress
             )
-            runs[name].append((result, result.history["test/loss"][-1]))
+            correct = trainer.evaluate(result.model, test, loss=accuracy)["loss"]
+            runs[way].append((result, correct))
     return runs
 
 
+def main():
+    default = pathlib.Path(__file__).parents[1] / "configs" / "finetune.toml"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=pathlib.Path, default=default)
+    parser.add_argument("--num-steps", type=int, help="instead of the config's")
+    args = parser.parse_args()
+    config = tomllib.loads(args.config.read_text())
+    config["num_steps"] = args.num_steps or config["num_steps"]
+    for way, found in experiment(config).items():
+        correct = [accuracy for _, accuracy in found]
+        each = ", ".join(f"{a:.3f}" for a in correct)
+        print(f"{way:20}{np.mean(correct):.4f}  ({each})")
+        print(f"compiles: {found[-1][0].compiles}")
+
+
 if __name__ == "__main__":
-    import sys, time
-    config = tomllib.loads(open("configs/finetune.toml").read())
-    for a in sys.argv[1:]:
-        k, v = a.split("="); config[k] = eval(v)
-    t=time.time()
-    for s, rs in experiment(config, False).items():
-        print(s, "%.4f"%np.mean([m for r, m in rs]), [round(float(m),3) for r,m in rs], rs[0][0].compiles, np.round(np.mean([r.history["test/loss"] for r,m in rs],axis=0),3))
-    print(time.time()-t, time.process_time())
+    main()

@@ -1,7 +1,21 @@
-"""Train a WGAN-GP on a ring of eight Gaussians: five critic steps, then one generator's.
+"""Train a WGAN-GP on a ring of eight Gaussians, with five critic steps to one other.
 
     python examples/gan.py [--config configs/gan.toml] [--num-steps 18000]
 
+The critic and the generator take turns, each with an optimizer of its own. The average
+of the generator is evaluated in its place; see `measure` for what the numbers mean:
+
+                            good     modes    spread  distance
+    real samples            0.99         8     0.969    0.0208
+    seed 0, trained        0.938         8      1.29    0.0896
+    seed 0, averaged       0.973         8     0.763    0.0404
+    seed 1, trained         0.94         8     0.901    0.0636
+    seed 1, averaged       0.956         8     0.728    0.0321
+    seed 2, trained        0.959         8     0.903    0.0665
+    seed 2, averaged       0.967         8     0.613    0.0388
+
+The average is nearer to the data, and fills the modes less: its spread is too small.
+The three runs take 48 seconds of one core. WGAN-GP: Gulrajani et al., arXiv:1704.00028.
 """
 
 import argparse
@@ -17,7 +31,7 @@ import optax
 import trainer as tr
 
 
-MODES, DEVIATION = 8, 0.05
+MODES, DEVIATION = 8, 0.1
 
 
 def centers():
@@ -45,14 +59,16 @@ class Ring(tr.AbstractSampler):
 class GAN(eqx.Module):
     critic: eqx.nn.MLP
     generator: eqx.nn.MLP
+    noise: int
 
     def __init__(self, noise, width, *, key):
         k1, k2 = jr.split(key)
         self.critic = eqx.nn.MLP(2, "scalar", width, 3, key=k1)
+        self.noise = noise
         self.generator = eqx.nn.MLP(noise, 2, width, 3, key=k2)
 
     def generate(self, key, number):
-        noise = jr.normal(key, (number, self.generator.in_size))
+        noise = jr.normal(key, (number, self.noise))
         return jax.vmap(self.generator)(noise)
 
 
@@ -76,20 +92,28 @@ def generator_loss(model, real, *, key):
     return -jax.vmap(model.critic)(model.generate(key, len(real))).mean()
 
 
-def quality(points):
-    """Share of points within 3 deviations of a mode, and how many modes they cover."""
+def measure(sample, key, number=4000):
+    """Compare samples with as many real ones.
+
+    A sample is good within 3 deviations of a mode, and a mode is covered if it has a
+    fifth of the good samples that are its due. The spread is how far good samples are
+    from their mode, 1 for the data. The distance is the sliced Wasserstein distance.
+    """
+    fake_key, real_key = jr.split(key)
+    points, real = sample(fake_key, number), ring(real_key, number)
     distances = jnp.linalg.norm(points[:, None] - centers(), axis=-1)
-    good = distances.min(axis=1) < 3 * DEVIATION
-    found = jnp.bincount(distances.argmin(axis=1), weights=good * 1.0, length=MODES)
-    return float(good.mean()), int(jnp.sum(found > 0.2 * len(points) / MODES))
-
-
-def sliced_wasserstein(one, other, num_slices=200):
-    """Mean over directions of the distance between two clouds, seen from there."""
-    angles = jnp.pi * jnp.arange(num_slices) / num_slices
+    nearest, mode = distances.min(axis=1), distances.argmin(axis=1)
+    good = nearest < 3 * DEVIATION
+    angles = jnp.linspace(0, jnp.pi, 200, endpoint=False)
     directions = jnp.stack([jnp.cos(angles), jnp.sin(angles)])
-    one, other = jnp.sort(one @ directions, axis=0), jnp.sort(other @ directions, axis=0)
-    return float(jnp.abs(one - other).mean())
+    one, other = (jnp.sort(p @ directions, axis=0) for p in (points, real))
+    counts = jnp.bincount(mode[good], length=MODES)
+    return {
+        "good": float(good.mean()),
+        "modes": int(jnp.sum(counts > 0.2 * number / MODES)),
+        "spread": float(jnp.sqrt(jnp.mean(nearest[good] ** 2) / 2) / DEVIATION),
+        "distance": float(jnp.abs(one - other).mean()),
+    }
 
 
 def make_trainer(config):
@@ -107,30 +131,41 @@ def make_trainer(config):
 
 
 def experiment(config, progress=True):
-    """Train with each seed: `[(result, measured), ...]`."""
-    trainer, runs = make_trainer(config), []
+    """Train with each seed: `{seed: (result, averaged model, measured)}`."""
+    trainer, data, runs = make_trainer(config), Ring(config["batch_size"]), {}
     for seed in config["seeds"]:
-        model_key, key, fake_key, real_key = jr.split(jr.key(seed), 4)
+        model_key, key, test_key = jr.split(jr.key(seed), 3)
         model = GAN(config["noise"], config["width"], key=model_key)
-        data, steps = Ring(config["batch_size"]), config["num_steps"]
+        steps = config["num_steps"]
         result = trainer.fit(model, data, num_steps=steps, key=key, progress=progress)
         averaged = trainer.evaluated_model(result.state, "ema")
-        for m in (result.model, averaged):
-            fake, real = m.generate(fake_key, 4000), ring(real_key, 4000)
-            good, modes = quality(fake)
-            measured = {"good": good, "modes": modes}
-            measured["distance"] = sliced_wasserstein(fake, real)
-            print(seed, measured)
-        runs.append((result, measured))
+        models = {"trained": result.model, "averaged": averaged}
+        measured = {n: measure(m.generate, test_key) for n, m in models.items()}
+        runs[seed] = result, averaged, measured
     return runs
 
 
+def show(name, measured):
+    print(f"{name:18}" + "".join(f"{value:10.3g}" for value in measured.values()))
+
+
+def main():
+    default = pathlib.Path(__file__).parents[1] / "configs" / "gan.toml"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=pathlib.Path, default=default)
+    parser.add_argument("--num-steps", type=int, help="instead of the config's")
+    args = parser.parse_args()
+    config = tomllib.loads(args.config.read_text())
+    config["num_steps"] = args.num_steps or config["num_steps"]
+    runs, real = experiment(config), measure(ring, jr.key(0))
+    print(f"{'':18}" + "".join(f"{name:>10}" for name in real))
+    show("real samples", real)
+    for seed, (_, _, measured) in runs.items():
+        for name, found in measured.items():
+            show(f"seed {seed}, {name}", found)
+    *_, (last, _, _) = runs.values()
+    print(f"compiles: {last.compiles}")
+
+
 if __name__ == "__main__":
-    import sys, time
-    config = tomllib.loads(open("configs/gan.toml").read())
-    for a in sys.argv[1:]:
-        k, v = a.split("="); config[k] = eval(v)
-    print("real", quality(ring(jr.key(5), 4000)), [sliced_wasserstein(ring(jr.key(i), 4000), ring(jr.key(i+99), 4000)) for i in range(10)])
-    t=time.time()
-    for r, m in experiment(config, False): print(m, r.compiles, round(r.seconds,2), round(r.compile_seconds,2))
-    print(time.time()-t)
+    main()
