@@ -7,7 +7,7 @@ problem of Raissi et al., J. Comput. Phys. 378 (2019), whose error is 6.7e-4 wit
 points and L-BFGS alone. Here are 1,024 points in half of the domain, in a network that
 is odd in x by construction, as the solution is. The relative L2 error to the exact
 solution for seeds 0 to 2 is 4.9e-4, 8.3e-4 and 1.2e-3. With `balance = false`, where
-both terms have a weight of 1, it is 2.6e-3, 2.3e-3 and 9.1e-4. A run takes 65 seconds
+both terms have a weight of 1, it is 2.6e-3, 2.3e-3 and 9.1e-4. A run takes 60 seconds
 of one core.
 """
 
