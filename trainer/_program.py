@@ -36,12 +36,16 @@ class Program(eqx.Module):
         names: Names of the transforms.
         transforms: What is done to the model after the update, in order.
         nonfinite: What is done about a step that is not finite.
+        in_fractions: Whether anything in it is given in fractions of the run.
+        watches: Names of the metrics from callbacks that a selector looks at.
     """
 
     update: AbstractUpdate
     names: tuple[str, ...]
     transforms: tuple[AbstractTransform, ...]
     nonfinite: Nonfinite | None
+    in_fractions: bool
+    watches: tuple[str, ...]
 
     def __init__(self, update: AbstractUpdate, transforms: Any, nonfinite: Any):
         self.update, self.nonfinite = update, nonfinite
@@ -63,17 +67,12 @@ class Program(eqx.Module):
                 "parameters that the optimizer means. Give it another name."
             )
         self.names, self.transforms = tuple(transforms), tuple(transforms.values())
-
-    @property
-    def in_fractions(self) -> bool:
-        """Whether anything in it is given in fractions of the run."""
-        return any(asks_num_steps(node) for node in modules_in(self.update))
-
-    @property
-    def watches(self) -> tuple[str, ...]:
-        """Names of the metrics from callbacks that a selector looks at."""
-        selectors = [n for n in modules_in(self) if isinstance(n, AbstractSelector)]
-        return tuple(dict.fromkeys(name for s in selectors for name in s.watches))
+        # Looked for once, as it takes milliseconds.
+        nodes = list(modules_in(update))
+        self.in_fractions = any(asks_num_steps(node) for node in nodes)
+        selectors = [node for node in nodes if isinstance(node, AbstractSelector)]
+        watched = (name for selector in selectors for name in selector.watches)
+        self.watches = tuple(dict.fromkeys(watched))
 
     def init(self, model: Model, model_state: Any, key: Key) -> TrainState:
         """Make the state before the first step, of new arrays."""
