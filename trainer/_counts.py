@@ -116,6 +116,12 @@ def check_unit_of(fn: Any, by: str, owner: str) -> None:
         )
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a real number of Python's or NumPy's, and not a bool."""
+    kinds = int | float | np.integer | np.floating
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
 def number_in(
     value: Any, what: str, *, above: float = -math.inf, below: float = math.inf
 ) -> float:

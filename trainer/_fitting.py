@@ -50,7 +50,7 @@ def started(
     if isinstance(source, Sampled) and state.source is None:
         key = jr.fold_in(state.key, _NOT_A_STEP)
         state = dataclasses.replace(state, source=source.start(key))
-    if isinstance(source, Sampled):
+    elif isinstance(source, Sampled):
         source.check_carry(state.source)
     if in_fractions:
         if total is None:
@@ -105,10 +105,10 @@ class Fitting(Frozen):
         source: AbstractSource,
         num_steps: int | None,
         num_epochs: int | None,
+        total: int | None,
         watch: Watch,
     ) -> FitResult:
         """Run a fit from a state that is not given away."""
-        total = num_steps if num_epochs is None else source.num_steps(num_epochs)
         first = int(state.step)
         if self._compiled is None:
             self.program.check_state(state)

@@ -58,8 +58,6 @@ def _plain(model: Model, batch: Batch, how: How) -> Callable[[Any, Given], Outpu
             whole, part = narrowed((model, batch), how.compute)
             return call_leaf(leaf, whole, part, given)
 
-        if how.micro_batches == 1:
-            return one(batch, given)
         return in_micro_batches(one, how.micro_batches, batch, given)
 
     return leaf
@@ -103,8 +101,6 @@ def value_and_grad(
         return Output((value, gradient), metrics, state)
 
     def in_parts(leaf: Any, given: Given) -> Output:
-        if how.micro_batches == 1:
-            return differentiate(leaf, batch, given)
         one = lambda batch, given: differentiate(leaf, batch, given)
         return in_micro_batches(one, how.micro_batches, batch, given)
 

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from trainer._counts import positive_int
 from trainer._rules import AbstractRule, approach, if_finite, Needs, number, Seen
-from trainer._selectors import positive_int
 
 
 def _norm(gradient: PyTree, order: float = 2) -> Array:

@@ -158,11 +158,8 @@ class Watchman:
             bad = bad[:1]
         if self.found is None:
             self.found = self._described(first_step, bad[0], int(codes[bad[0]]), rows)
-        else:
-            count = self.found.count + len(bad)
-            self.found = dataclasses.replace(self.found, count=count)
-            return None
-        self.found = dataclasses.replace(self.found, count=len(bad))
+        count = self.found.count + len(bad)
+        self.found = dataclasses.replace(self.found, count=count)
         return int(bad[0]) if self._nonfinite == "raise" else None
 
     def _codes(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -183,7 +180,7 @@ class Watchman:
         bad = [name for name, value in losses.items() if not np.isfinite(value)]
         metric = next(iter([*bad, *losses]), "loss")
         loss = losses.get(metric, np.nan)
-        return NonfiniteSteps(1, first_step + int(row), leaf, loss, metric, active)
+        return NonfiniteSteps(0, first_step + int(row), leaf, loss, metric, active)
 
     def tell(self) -> str | None:
         """What the user is to know when the fit has ended, or None."""

@@ -174,9 +174,9 @@ class Loop:
         if bad is not None:
             # The steps after it have changed nothing; they are as if they had not been.
             rows = {name: values[: bad + 1] for name, values in rows.items()}
-            self._watch.history.extend(self.step - count, rows)
-            self._go_back(self.step - count + bad)
         self._watch.history.extend(self.step - count, rows)
+        if bad is not None:
+            self._go_back(self.step - count + bad)
         last = {name: values[-1] for name, values in rows.items()}
         found = {n: v for n, v in last.items() if v is not np.ma.masked}
         self._metrics = Measured(found)

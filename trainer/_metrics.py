@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from trainer._tree import describe, first_difference, trace_once
+from trainer._tree import describe, first_difference, strong, trace_once
 
 
 class Metric(NamedTuple):
@@ -24,6 +24,11 @@ class Metric(NamedTuple):
 
 
 MetricTree = Mapping[str, Metric]
+
+
+def under(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by names that begin with that of a part: `name/`."""
+    return {f"{name}/{metric}": value for metric, value in found.items()}
 
 
 def as_metrics(metrics: Any, owner: str) -> dict[str, Metric]:
@@ -142,20 +147,14 @@ def do_if(
 
     def turn(_: Any, carry: Any) -> Any:
         next_kept, metrics = replay(*carry[0])
-        next_kept = jtu.tree_map(
-            lambda new, old: _strong(new, old.dtype), next_kept, carry[0]
-        )
-        values = {n: _strong(m.value, m.value.dtype) for n, m in metrics.items()}
-        return (
-            next_kept,
-            values,
-            {n: jnp.asarray(m.present) for n, m in metrics.items()},
-        )
+        values = {n: m.value for n, m in metrics.items()}
+        present = {n: jnp.asarray(m.present) for n, m in metrics.items()}
+        return jtu.tree_map(strong, (next_kept, values, present))
 
     zeros = {n: jnp.zeros((), m.value.dtype) for n, m in report.items()}
     absent = {n: jnp.asarray(False) for n in report}
-    kept = jtu.tree_map(lambda leaf: _strong(leaf, leaf.dtype), kept)
-    kept, values, present = jax.lax.fori_loop(0, live, turn, (kept, zeros, absent))
+    start = (jtu.tree_map(strong, kept), zeros, absent)
+    kept, values, present = jax.lax.fori_loop(0, live, turn, start)
     return kept, {n: Metric(values[n], present[n]) for n in report}
 
 
@@ -168,10 +167,6 @@ def check_carried(root: str, before: PyTree, after: PyTree) -> None:
             "with others. It keeps the structure, shapes, dtypes and non-array values "
             "of the model and of `opt_state`."
         )
-
-
-def _strong(leaf: Any, dtype: Any) -> Any:
-    return jax.lax.convert_element_type(leaf, dtype) if _is_number(leaf) else leaf
 
 
 def _is_number(leaf: Any) -> bool:

@@ -32,6 +32,8 @@ def in_micro_batches(
         batch: The whole batch.
         given: What is known at this step, with the whole mask.
     """
+    if count == 1:
+        return one(batch, given)
     size = _size(batch, count)
     each = -(-size // count)
     whole, rest = divmod(size, each)

@@ -1,6 +1,6 @@
 """Follow the gradient of one loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, final, NamedTuple
 
@@ -121,15 +121,12 @@ class Minimize(AbstractOwnUpdate):
         Raises:
             ValueError: `where` picks nothing to train, or two parts own one array.
         """
-        spec = self.owned(model)
-        if not isinstance(self.optimizer, Parts):
-            return init_optimizer(self.optimizer, eqx.filter(model, spec))
-        return {
-            name: init_optimizer(
-                part.optimizer, eqx.filter(model, owned(model, part.where, name))
-            )
-            for name, part in self._parts()
+        self.owned(model)
+        states = {
+            name: init_optimizer(part.optimizer, eqx.filter(model, spec))
+            for name, part, spec in self._owners(model)
         }
+        return self._as_state(states)
 
     def _parts(self) -> list[tuple[str, Part]]:
         """Name and part; a single optimizer is a part without a name."""
@@ -137,6 +134,15 @@ class Minimize(AbstractOwnUpdate):
             named = zip(self.optimizer.names, self.optimizer.parts, strict=True)
             return list(named)
         return [("", Part(self.optimizer, self.where))]
+
+    def _owners(self, model: Model) -> Iterator[tuple[str, Part, PyTree]]:
+        """Name, part, and what of the model it owns."""
+        for name, part in self._parts():
+            yield name, part, owned(model, part.where, name or "Minimize")
+
+    def _as_state(self, states: dict[str, PyTree]) -> PyTree:
+        """What is kept as `opt_state`: for a single optimizer, its own state."""
+        return states if isinstance(self.optimizer, Parts) else states[""]
 
     def owned(self, model: Model) -> PyTree:
         """Mark what the optimizers own; see `AbstractUpdate.owned`."""
@@ -158,8 +164,7 @@ class Minimize(AbstractOwnUpdate):
 
     def evaluated(self, model: Model, opt_state: PyTree) -> Model:
         """With the parameters that a schedule-free optimizer means; see Optax."""
-        for name, part in self._parts():
-            spec = owned(model, part.where, name or "Minimize")
+        for name, _, spec in self._owners(model):
             state = opt_state[name] if name else opt_state
             model = eqx.combine(evaluated(state, eqx.filter(model, spec)), model)
         return model
@@ -204,8 +209,7 @@ class Minimize(AbstractOwnUpdate):
     ) -> tuple[Model, PyTree, dict[str, Metric]]:
         """Let every part's optimizer act on the same gradient."""
         new, states, metrics = model, {}, {}
-        for name, part in self._parts():
-            spec = owned(model, part.where, name or "Minimize")
+        for name, part, spec in self._owners(model):
             params, rest = eqx.partition(model, spec)
             state = opt_state[name] if name else opt_state
             act = partial(_act, part.optimizer, spec, rest, loss)
@@ -221,7 +225,7 @@ class Minimize(AbstractOwnUpdate):
                 acts = True if part.always else metrics[f"{name}/acts"].value == 1
                 metrics[label] = Metric(rate, acts)
             new, states = eqx.combine(params, new), {**states, name: state}
-        return new, states if isinstance(self.optimizer, Parts) else states[""], metrics
+        return new, self._as_state(states), metrics
 
 
 class _At(NamedTuple):

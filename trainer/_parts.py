@@ -86,7 +86,7 @@ class Part(eqx.Module):
 
     def acts(self, given: Given) -> Array:
         """Whether it acts at this step."""
-        now = given.step if self.by == "step" else given.epoch
+        now = getattr(given, self.by)
         acts = now >= steps_of(self.start, given.num_steps)
         if self.stop is not None:
             acts = acts & (now < steps_of(self.stop, given.num_steps))

@@ -104,9 +104,7 @@ def _not_picked(selector: AbstractSelector, picked: Any) -> TypeError:
 
 
 def picked(selector: AbstractSelector, own: PyTree, outcome: Any, local: Step) -> Any:
-    """The memory after a step; see `init_picked`."""
-    if own is None:
-        return None
+    """The memory after a step, of one that has any; see `init_picked`."""
     memory = own["selector"]
     if memory is not None:
         memory = same_form(memory, selector.after(memory, outcome), selector, "after")

@@ -9,9 +9,19 @@ from trainer._history import History
 
 # Okabe and Ito's palette: told apart by the colour-blind, too.
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+_KINDS = {"branch": "band", "acts": "band", "learning_rate": "learning rate"}
+_CURVE_KINDS = ("weight", "learning rate")
 _GAP = 0.02
 _REST = "#BBBBBB"
 _WIDTH, _BAND, _CURVES = 8.0, 0.45, 2.2
+
+
+def kind_of(name: str) -> str | None:
+    """What a metric tells of a program: its place, a weight or a rate; or None."""
+    *above, last = name.split("/")
+    if above[-1:] == ["weight"]:
+        return "weight"
+    return _KINDS.get(last)
 
 
 def plot_program(history: History, path: Any = None) -> Any:
@@ -29,10 +39,9 @@ def plot_program(history: History, path: Any = None) -> Any:
             "`pip install 'equinox-trainer[plot]'`."
         ) from error
     names = list(history)
-    bands = [n for n in names if n.split("/")[-1] in ("branch", "acts")]
-    rates = [n for n in names if n.split("/")[-1] == "learning_rate"]
-    weights = [n for n in names if n.split("/")[-2:-1] == ["weight"]]
-    groups = [g for g in (("weight", weights), ("learning rate", rates)) if g[1]]
+    bands = [n for n in names if kind_of(n) == "band"]
+    curves = {k: [n for n in names if kind_of(n) == k] for k in _CURVE_KINDS}
+    groups = [group for group in curves.items() if group[1]]
     if not names:
         raise ValueError("There is nothing to draw: nothing is known before training.")
     heights = [_BAND] * len(bands) + [_CURVES] * len(groups)

@@ -17,9 +17,9 @@ from trainer._counts import positive_int
 from trainer._history import History
 from trainer._minimize import Minimize
 from trainer._outline import Outline
-from trainer._plot import plot_program
+from trainer._plot import kind_of, plot_program
 from trainer._program import Program
-from trainer._tree import modules_in
+from trainer._tree import modules_in, strong
 from trainer._types import Key
 from trainer._update import AbstractUpdate
 
@@ -195,12 +195,8 @@ def _run(
         state, metrics = program.step(
             eqx.combine(arrays, static), None, None, epoch, None
         )
-        known = {name: m for name, m in metrics.items() if _is_known(name)}
-        arrays = jtu.tree_map(
-            lambda new, old: new.astype(old.dtype) if _is_number(old) else new,
-            eqx.filter(state, eqx.is_array),
-            arrays,
-        )
+        known = {name: m for name, m in metrics.items() if kind_of(name)}
+        arrays = jtu.tree_map(strong, eqx.filter(state, eqx.is_array))
         return arrays, {n: (m.value, jnp.asarray(m.present)) for n, m in known.items()}
 
     _, found = jax.jit(functools.partial(jax.lax.scan, body))(arrays, epochs)
@@ -210,16 +206,6 @@ def _run(
         name: values if present.all() else np.ma.MaskedArray(values, mask=~present)
         for name, (values, present) in found
     }
-
-
-def _is_number(leaf: Any) -> bool:
-    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-
-
-def _is_known(name: str) -> bool:
-    """Whether a metric follows from the step alone."""
-    *above, last = name.split("/")
-    return last in ("branch", "acts", "learning_rate") or above[-1:] == ["weight"]
 
 
 def _changes(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from trainer._selectors import positive_int
+from trainer._counts import is_number, positive_int
 
 
 Needs = Literal["values", "gradients", "traces"]
@@ -87,8 +87,7 @@ class AbstractRule(eqx.Module):
 def number(rule: AbstractRule, name: str, value: Any, wanted: str) -> float:
     """Check that a hyperparameter is a number in a range; return it as a float."""
     what = f"`{name}` of `{type(rule).__name__}` is `{value!r}`"
-    kinds = int | float | np.integer | np.floating
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    if not is_number(value):
         raise TypeError(f"{what}, not a number. Give a number {wanted}.")
     if not (np.isfinite(value) and _RANGES[wanted](value)):
         raise ValueError(f"{what}, which is out of range. Give a number {wanted}.")

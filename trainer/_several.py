@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from trainer._composed import check_name
 from trainer._memory import Node, node
+from trainer._metrics import under
 from trainer._parts import union
 from trainer._tree import describe
 from trainer._types import Model
@@ -78,11 +79,10 @@ class AbstractSeveral(AbstractOwnUpdate):
 
     def branches(self) -> dict[str, tuple[str, ...]]:
         """Names of the branches of every Switch in them."""
-        return {
-            f"{name}/{metric}": names
-            for name, update in self.parts().items()
-            for metric, names in update.branches().items()
-        }
+        found = {}
+        for name, update in self.parts().items():
+            found |= under(name, update.branches())
+        return found
 
     def losses(self) -> tuple[str, ...]:
         """Names of the metrics that are minimized."""

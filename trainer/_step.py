@@ -20,7 +20,7 @@ from trainer._explain import explain_trace
 from trainer._metrics import MetricBuffer
 from trainer._program import Program
 from trainer._state import TrainState
-from trainer._tree import canonical, first_difference, struct
+from trainer._tree import canonical, first_difference, strong, struct
 from trainer._types import RecompileError
 from trainer.data import AbstractSource, Chunk, Layout
 
@@ -261,18 +261,13 @@ def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
         whole: Program = eqx.combine(program, rest)
         key = jr.fold_in(state.key, state.step)
         at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
-        batch, mask, carry = source.draw(
+        batch, mask, carry = source.fetch(
             resident, content, state.source, state.model, **at
         )
         state, metrics = whole.step(state, batch, mask, epoch, carry)
-        return jtu.tree_map(_strong, state), metrics
+        return jtu.tree_map(strong, state), metrics
 
     return one_step
-
-
-def _strong(leaf: Any) -> Any:
-    weak = eqx.is_array(leaf) and getattr(leaf, "weak_type", False)
-    return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
 
 
 def _check_carry(before: TrainState, after: TrainState) -> None:

@@ -85,7 +85,7 @@ class Switch(AbstractComposed):
     def combine(self, evaluate: Evaluation, given: Given) -> Output:
         """Evaluate the selected loss; see `AbstractComposed.combine`."""
         memory, names = given.memory, self.names
-        count = given.step if self.by == "step" else given.epoch
+        count = getattr(given, self.by)
         own = own_of(memory)
         index, local = pick(
             self.selector, len(names), count, given, own, evaluate.trains
@@ -105,7 +105,7 @@ class Switch(AbstractComposed):
         functions = [branch(name, loss) for name, loss in self.parts().items()]
         (value, state, memory), metrics = switch(index, functions, inner)
         metrics = {**metrics, "branch": Metric(index)}
-        if memory is not None and own is not None and evaluate.trains:
+        if own is not None and evaluate.trains:
             seen = {**metrics, "loss": Metric(jtu.tree_leaves(value)[0])}
             outcome = Outcome(count, len(names), index, seen, given.reports)
             memory = renewed(memory, picked(self.selector, own, outcome, local), {})

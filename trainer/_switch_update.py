@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from trainer._composed import check_unit, Unit
 from trainer._losses import Given
 from trainer._memory import own_of, part_of, renewed
-from trainer._metrics import check_carried, do_if, Metric
+from trainer._metrics import check_carried, do_if, Metric, under
 from trainer._pick import check_selector, init_picked, pick, picked
 from trainer._selectors import AbstractSelector, Outcome
 from trainer._several import AbstractSeveral, named_updates, Updates
@@ -107,7 +107,7 @@ class SwitchUpdate(AbstractSeveral):
         of them would copy the states of those that rest.
         """
         own = own_of(given.memory)
-        count = given.step if self.by == "step" else given.epoch
+        count = getattr(given, self.by)
         index, local = pick(self.selector, len(self.names), count, given, own, True)
         inner = given._replace(**{self.by: local})
         states, memories, metrics, losses = dict(opt_state), {}, {}, []
@@ -123,7 +123,7 @@ class SwitchUpdate(AbstractSeveral):
             )
             model, states[name], state, memories[name] = found
             inner = inner._replace(state=state)
-            metrics |= {f"{name}/{metric}": m for metric, m in reported.items()}
+            metrics |= under(name, reported)
             losses += [reported["loss"]] if "loss" in reported else []
             certain += "loss" in always
         metrics["branch"] = Metric(index)
@@ -239,6 +239,6 @@ class JointUpdate(AbstractSeveral):
             new = eqx.combine(mine, new)
             states[name], memories[name] = found.opt_state, found.memory
             inner = inner._replace(state=found.state)
-            metrics |= {f"{name}/{metric}": m for metric, m in found.metrics.items()}
+            metrics |= under(name, found.metrics)
         memory = renewed(given.memory, None, memories)
         return Updated(new, states, metrics, inner.state, memory)

@@ -220,7 +220,7 @@ class Trainer(Fitting):
         try:
             if not isinstance(model, TrainState):
                 model = self.init(model, key=key)
-            return self._run(model, source, num_steps, num_epochs, watch)
+            return self._run(model, source, num_steps, num_epochs, total, watch)
         finally:
             bar.close()
 

@@ -8,10 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
-from trainer._counts import positive_int
+from trainer._counts import is_number, positive_int
 from trainer._explain import explain_trace
 from trainer._tree import describe, first_difference, path_name, struct
 from trainer._types import Model, Step
@@ -268,7 +267,6 @@ def mix(old: PyTree, new: PyTree, share: Any) -> PyTree:
 
 
 def check_number(value: Any, what: str, example: str) -> float:
-    number = isinstance(value, int | float | np.integer | np.floating)
-    if isinstance(value, bool) or not number:
+    if not is_number(value):
         raise TypeError(f"{what} is `{value!r}`. Give a number, such as {example}.")
     return float(value)

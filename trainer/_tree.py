@@ -83,8 +83,7 @@ def canonical(
     home = home or _home(leaves)
 
     def one(leaf: Any) -> Any:
-        if getattr(leaf, "weak_type", False):
-            leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
+        leaf = strong(leaf)
         if copy:
             # Before it is placed: placing may hand the same memory on, NumPy's too.
             leaf = jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
@@ -93,6 +92,12 @@ def canonical(
     shardings = [leaf.sharding if _is_on_mesh(leaf) else home for leaf in leaves]
     placed = jax.device_put([one(leaf) for leaf in leaves], shardings)
     return eqx.combine(jtu.tree_unflatten(treedef, placed), static)
+
+
+def strong(leaf: Any) -> Any:
+    """The leaf, strongly typed if it is an array."""
+    weak = eqx.is_array(leaf) and getattr(leaf, "weak_type", False)
+    return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
 
 
 def first_difference(root: str, old: PyTree, new: PyTree) -> str | None:

@@ -17,10 +17,10 @@ from trainer._composed import (
     named_losses,
     Unit,
 )
-from trainer._counts import call_schedule, check_unit_of
+from trainer._counts import call_schedule, check_unit_of, is_number
 from trainer._losses import AbstractJoint, call_leaf, Given, Output, RESERVED
 from trainer._memory import part_of, renewed
-from trainer._metrics import Metric, switch
+from trainer._metrics import Metric, switch, under
 from trainer._schedules import check_schedule
 from trainer._tree import trace_once
 from trainer._types import Batch, Model
@@ -49,7 +49,7 @@ class Sum(AbstractJoint):
 
 
 def term_metrics(name: str, value: Any, inner: Mapping[str, Metric]) -> dict[str, Any]:
-    return {name: Metric(value), **{f"{name}/{k}": v for k, v in inner.items()}}
+    return {name: Metric(value), **under(name, inner)}
 
 
 @final
@@ -110,7 +110,7 @@ class WeightedSum(AbstractComposed):
 
     def combine(self, evaluate: Evaluation, given: Given) -> Output:
         """Evaluate the terms of weight other than 0; see `AbstractComposed.combine`."""
-        count = given.step if self.by == "step" else given.epoch
+        count = getattr(given, self.by)
         memory, parts = given.memory, {}
         outputs, metrics = [], {}
         for group in self._groups(given.state is not None):
@@ -164,11 +164,10 @@ def check_terms(terms: Mapping[str, Any], owner: str) -> None:
 
 def term_branches(total: AbstractComposed) -> dict[str, tuple[str, ...]]:
     """Names of the branches of every Switch among the terms of a sum."""
-    return {
-        f"{name}/{metric}": names
-        for name, loss in total.parts().items()
-        for metric, names in branches_of(loss).items()
-    }
+    found = {}
+    for name, loss in total.parts().items():
+        found |= under(name, branches_of(loss))
+    return found
 
 
 def _always_runs(loss: Any, weight: Any) -> bool:
@@ -219,8 +218,7 @@ def _check_weight(name: str, weight: Any) -> Any:
         return weight.astype(float)
     if isinstance(weight, np.ndarray) and weight.shape == ():
         weight = weight[()]
-    number = isinstance(weight, int | float | np.integer | np.floating)
-    if isinstance(weight, bool) or not number:
+    if not is_number(weight):
         raise TypeError(
             f"{what} is `{weight!r}`. A weight is a number or a schedule, a function "
             "from the step to a scalar."

@@ -53,25 +53,19 @@ class AbstractSource(abc.ABC):
     static: PyTree = ()
     """Whatever else the step reads of the source, and is compiled with."""
 
-    @staticmethod
     @abc.abstractmethod
-    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
-        """Make the batch and its mask (or None) from an item's content. Traced."""
-
-    def draw(
+    def fetch(
         self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
     ) -> tuple[Batch, Any, PyTree]:
-        """As `fetch`; a sampler makes the batch here. Traced.
+        """Make the batch, its mask (or None), and the next carry. Traced.
 
         Args:
-            resident: As for `fetch`.
-            content: As for `fetch`.
+            resident: What `resident` is, as an argument of the step.
+            content: An item's content.
             carry: What a sampler carries along; the rest hand it on.
             model: The model before the update.
             **at: The `step`, its `key`, and the run's `num_steps`, or None.
         """
-        del model, at
-        return (*self.fetch(resident, content), carry)
 
     @abc.abstractmethod
     def items(self, wanted: Wanted) -> Iterator[Item]:

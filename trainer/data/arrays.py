@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from trainer._counts import positive_int
 from trainer._tree import canonical, describe, path_name
-from trainer._types import Batch
+from trainer._types import Batch, Model
 from trainer.data._source import AbstractSource, host_batch, Item, pad_batch, Wanted
 
 
@@ -83,13 +83,15 @@ class Arrays(AbstractSource):
             self._resident = canonical(self.arrays, copy=False)
         return self._resident
 
-    @staticmethod
-    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
+    def fetch(
+        self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
+    ) -> tuple[Batch, Any, PyTree]:
         """Gather the rows. They are in bounds, so nothing is clamped or checked."""
+        del model, at
         rows, mask = content
         take = lambda a: a.at[rows].get(mode="promise_in_bounds")
         full = None if mask is None else jnp.ones(rows.shape, jnp.bool_)
-        return jax.tree.map(take, resident), full
+        return jax.tree.map(take, resident), full, carry
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps until every example was seen `num_epochs` times."""

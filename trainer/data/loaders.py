@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from trainer._counts import positive_int
-from trainer._types import Batch
+from trainer._types import Batch, Model
 from trainer.data._chunk import does_not_fit, Layout
 from trainer.data._source import (
     AbstractSource,
@@ -77,11 +77,12 @@ class Loader(AbstractSource):
         self._ragged: Ragged | None = ragged
         self._steps_per_epoch = steps_per_epoch
 
-    @staticmethod
-    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
+    def fetch(
+        self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
+    ) -> tuple[Batch, Any, PyTree]:
         """The batch and its mask are the content."""
-        del resident
-        return content
+        del resident, model, at
+        return (*content, carry)
 
     def num_steps(self, num_epochs: int) -> int | None:
         """Number of batches, if the loader knows its length."""

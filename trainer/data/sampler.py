@@ -97,12 +97,7 @@ class Sampled(AbstractSource):
     def _name(self) -> str:
         return type(self.sampler).__name__
 
-    @staticmethod
-    def fetch(resident: PyTree, content: PyTree) -> tuple[Batch, Any]:
-        """There is no batch without a state."""
-        raise NotImplementedError
-
-    def draw(
+    def fetch(
         self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
     ) -> tuple[Batch, Any, PyTree]:
         """Let the sampler make the batch. Traced."""
