@@ -1,6 +1,6 @@
 """Arrays: one stream of epochs, gathered inside the step."""
 
-import itertools
+import contextlib
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,16 +11,28 @@ from helpers import data, mlp, mse
 from hypothesis import given, strategies as st
 
 import trainer as tr
-from trainer.data import Wanted
+from trainer.data import Chunk, Layout, Wanted
 
 
 def wanted(start=0, num_epochs=None, seed=0, mask=False):
     return Wanted(start, num_epochs, jr.key(seed), mask, mask, None)
 
 
-def rows(source, n, **kwargs):
-    items = itertools.islice(source.items(wanted(**kwargs)), n)
-    return [(item.content[0].tolist(), item.epoch) for item in items]
+def rows(source, n, at_once=4, **kwargs):
+    """The rows and epochs of up to `n` batches, in chunks of `at_once`."""
+    feed, found = source.feed(wanted(**kwargs)), []
+    with contextlib.suppress(StopIteration):
+        while len(found) < n:
+            chunk = Chunk(Layout(feed.content, at_once))
+            try:
+                feed.fill(chunk, min(at_once, n - len(found)))
+            finally:
+                batches = np.reshape(chunk.leaves()[0], (-1, source.batch_size))
+                assert not kwargs.get("mask") or np.all(
+                    np.ravel(chunk.leaves()[1])[: len(chunk)]
+                )
+                found += zip(batches.tolist(), chunk.epochs, strict=False)
+    return found
 
 
 @given(
@@ -29,13 +41,15 @@ def rows(source, n, **kwargs):
     steps=st.integers(1, 30),
     start=st.integers(0, 30),
     shuffle=st.booleans(),
+    mask=st.booleans(),
+    at_once=st.integers(1, 9),
 )
 def test_arrays_are_one_stream_of_epochs_cut_into_full_batches(
-    n, size, steps, start, shuffle
+    n, size, steps, start, shuffle, mask, at_once
 ):
     size = min(n, size)
     source = tr.Arrays(np.arange(n), batch_size=size, shuffle=shuffle)
-    found = rows(source, start + steps)
+    found = rows(source, start + steps, at_once, mask=mask)
     assert rows(source, steps, start=start) == found[start:]
     stream = [row for batch, _ in found for row in batch]
     for epoch in range(len(stream) // n):
@@ -69,7 +83,7 @@ def test_arrays_gather_what_the_host_would():
     def loss(model, batch):
         return mse(model, (batch["x"], batch["y"]))
 
-    order = [b for b, _ in rows(source, 11)]
+    order = [b for b, _ in rows(tr.Arrays(np.arange(20), batch_size=8), 11)]
     feed = [(x[r], y[r]) for r in order]
     sgd = optax.sgd(0.1)
     a = tr.Trainer(loss, sgd).fit(mlp(), source, num_steps=11, progress=False)
@@ -97,3 +111,17 @@ def test_arrays_do_not_see_later_changes():
 def test_lists_of_numbers_are_arrays():
     source = tr.Arrays([[1.0, 2.0], [3.0, 4.0]], [0, 1], batch_size=1)
     assert repr(source).startswith("Arrays(float32[2,2], int32[2]")
+
+
+def test_data_of_another_size_is_refused():
+    trainer = tr.Trainer(mse, optax.sgd(0.1))
+    first = tr.Arrays(*data(20), batch_size=8)
+    state = trainer.fit(mlp(), first, num_steps=2, progress=False).state
+    again = trainer.fit(
+        state, tr.Arrays(*data(20), batch_size=8), num_steps=4, progress=False
+    )
+    assert again.compiles == 1
+    with pytest.raises(tr.RecompileError, match="data"):
+        trainer.fit(
+            state, tr.Arrays(*data(24), batch_size=8), num_steps=6, progress=False
+        )

@@ -105,18 +105,24 @@ def test_recompile_agrees_past_the_switch_of_the_loss():
 
 
 @pytest.mark.slow
-def test_quick_measures_every_row(tmp_path):
+def test_a_quick_comparison_shows_ratios_and_writes_where_it_is_told(tmp_path):
     path = tmp_path / "readings.json"
-    args = ("--rounds", "1", "--seconds", "0.01", "--json", path)
-    lines = lines_of("benchmarks/quick.py", *args, cwd=tmp_path)
-    assert sum(line.startswith("fit ") for line in lines) == 4
-    readings = json.loads(path.read_text())["readings"]
-    assert len(readings) == 4
-    for reading in readings:
-        assert set(reading["us"]) == {
-            "fit",
-            "hand-written",
-            "hand-written, tqdm",
-            "limit",
-        }
-        assert all(us > 0 for values in reading["us"].values() for us in values)
+    args = ("--quick", "--works", "tiny", "--loops", "fit-arrays", "hand")
+    args += ("--rounds", "2", "--seconds", "0.01", "--json", path)
+    lines = lines_of("benchmarks/compare.py", *args, cwd=tmp_path)
+    assert any(line.startswith("| eqx.filter_jit loop |") for line in lines)
+    reading = json.loads(path.read_text())["tiny"]
+    assert reading["missing"] == {}
+    assert set(reading["loops"]) == {"fit-arrays", "hand"}
+    for found in reading["loops"].values():
+        assert len(found["us"]) == 2
+        assert all(us > 0 for us in found["us"])
+
+
+@pytest.mark.slow
+def test_growth_measures_its_parts(tmp_path):
+    path = tmp_path / "growth.json"
+    lines_of("benchmarks/growth.py", "cache", "--json", path, cwd=tmp_path)
+    rows = json.loads(path.read_text())["cache"]
+    assert [row["process"] for row in rows] == ["no cache", "first with it", "second"]
+    assert rows[2]["to the first step s"] < rows[0]["to the first step s"]

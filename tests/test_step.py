@@ -13,7 +13,7 @@ import pytest
 from helpers import batches, data, equal, mae, mlp, mse, pull, Twins
 
 import trainer as tr
-from trainer._step import _forget
+from trainer._executable import _forget
 
 
 class Note(tr.AbstractCallback):
@@ -162,10 +162,8 @@ def test_large_arrays_in_a_closure_are_arguments_of_the_step():
     same = fit(mse, mlp(), [(x, y)], 3, num_steps=7)
     np.testing.assert_allclose(result.history["loss"], same.history["loss"], rtol=1e-6)
     assert trainer._compiled is not None
-    assert sorted(c.shape for c in trainer._compiled._constants) == [
-        (4096,),
-        (4096, 10),
-    ]
+    shapes = [leaf.shape for leaf in trainer._compiled._kept]
+    assert sorted(shapes) == [(4096,), (4096, 10)]
 
 
 def test_a_state_on_a_mesh_compiles_once():

@@ -3,6 +3,7 @@
 # In the order of the documentation.
 # ruff: noqa: I001
 from trainer._trainer import Trainer as Trainer
+from trainer._ensemble import ensemble as ensemble, Ensemble as Ensemble
 from trainer._state import TrainState as TrainState
 from trainer._result import FitResult as FitResult
 from trainer._history import History as History

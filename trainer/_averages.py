@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from trainer._counts import positive_int
+from trainer._counts import is_traced, positive_int
 from trainer._explain import explain_trace
 from trainer._transforms import (
     AbstractTransform,
@@ -207,11 +207,11 @@ def _check_decay(decay: Any) -> Any:
                 f"`decay` of `EMA` is a schedule that returns `{describe(found)}`, not "
                 "a scalar. Average parts with different decays by an `EMA` each."
             )
-        first = float(jnp.asarray(decay(jnp.int32(1))))
-        if not 0 <= first <= 1:
+        first = jnp.asarray(decay(jnp.int32(1)))
+        if not (is_traced(first) or 0 <= first <= 1):
             raise ValueError(
-                f"`decay` of `EMA` is a schedule that gives `{first}` after the first "
-                "update; it must be from 0 to 1."
+                f"`decay` of `EMA` is a schedule that gives `{float(first)}` after the "
+                "first update; it must be from 0 to 1."
             )
         return decay
     number = check_number(decay, "`decay` of `EMA`", "`0.999`, or a schedule")

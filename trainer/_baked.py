@@ -192,9 +192,10 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _loaded(codes: Iterable[types.CodeType], operation: str) -> set[str]:
     """Names that an operation loads. Of globals, `co_names` has attributes as well."""
-    return {
-        instruction.argval
-        for code in codes
-        for instruction in dis.get_instructions(code)
-        if instruction.opname == operation
-    }
+    return {name for code in codes for name in _loaded_by(code, operation)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded_by(code: types.CodeType, operation: str) -> frozenset[str]:
+    found = dis.get_instructions(code)
+    return frozenset(each.argval for each in found if each.opname == operation)

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -12,8 +11,10 @@ from jaxtyping import PyTree
 _FLOPS_PER_SECOND = {"cpu": 1e11}
 _FLOPS_PER_SECOND_ELSEWHERE = 1e13
 _SECONDS_PER_CALL = 0.1
-_BYTES_PER_CALL = 2**24
-_MOST_STEPS = 100
+# On a CPU a few chunks have to stay in its caches. Elsewhere they are sent anyway.
+_BYTES_PER_CALL = {"cpu": 2**23}
+_BYTES_PER_CALL_ELSEWHERE = 2**24
+_MOST_STEPS, _FEW_STEPS = 100, 8
 
 
 def _inner(eqn: Any) -> list[Any]:
@@ -44,33 +45,24 @@ def flops(jaxpr: Any) -> float:
     return total
 
 
-def has_convolution(jaxpr: Any) -> bool:
-    """Whether a convolution is in the jaxpr, at any depth."""
-    return any(
-        eqn.primitive.name == "conv_general_dilated"
-        or any(map(has_convolution, _inner(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
-def _seconds_per_step(jaxpr: Any) -> float:
-    """A rough estimate of how long one step takes."""
-    rate = _FLOPS_PER_SECOND.get(jax.default_backend(), _FLOPS_PER_SECOND_ELSEWHERE)
+def seconds_per_step(jaxpr: Any, platform: str) -> float:
+    """A rough estimate of how long one step takes, on a kind of device."""
+    rate = _FLOPS_PER_SECOND.get(platform, _FLOPS_PER_SECOND_ELSEWHERE)
     return max(flops(jaxpr) / rate, 1e-6)
 
 
-def choose_steps_per_call(jaxpr: Any, content: PyTree, period: int | None) -> int:
+def choose_steps_per_call(
+    seconds: float, content: PyTree, period: int | None, platform: str
+) -> int:
     """Choose how many steps one call holds at most.
 
     Enough that the cost of a call does not show; few enough that a call is over in a
-    moment, that its batches fit into a few MB, and that it does not reach past a
-    callback's period. On the CPU it is 1 for a step with convolutions, because XLA
-    computes those several times slower inside a loop.
+    moment, and that its batches fit into a few MB. A chunk never filled, because a
+    callback comes before, is memory moved in vain; a later fit may have no such
+    callback, so a few steps are always allowed.
     """
-    if jax.default_backend() == "cpu" and has_convolution(jaxpr):
-        return 1
     size = sum(leaf.nbytes for leaf in jtu.tree_leaves(content))
-    most = min(
-        _SECONDS_PER_CALL / _seconds_per_step(jaxpr), _BYTES_PER_CALL / max(size, 1)
-    )
-    return max(1, int(min(most, _MOST_STEPS, period or _MOST_STEPS)))
+    most_bytes = _BYTES_PER_CALL.get(platform, _BYTES_PER_CALL_ELSEWHERE)
+    most = min(_SECONDS_PER_CALL / seconds, most_bytes / max(size, 1))
+    most = min(most, _MOST_STEPS, max(period or _MOST_STEPS, _FEW_STEPS))
+    return max(1, int(most))

@@ -4,10 +4,11 @@ import inspect
 import math
 import operator
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from trainer._types import Step
 
@@ -122,15 +123,25 @@ def is_number(value: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
+def is_traced(value: Any) -> bool:
+    """Whether it has no value yet: one member's in an ensemble, in the step."""
+    return isinstance(value, Tracer)
+
+
 def number_in(
     value: Any, what: str, *, above: float = -math.inf, below: float = math.inf
 ) -> float:
     """Check that `value` is a finite number within open bounds; return it as a float.
 
+    One member's number in an ensemble has no value while the step is traced, and is
+    returned as it is. It was checked when the ensemble was made.
+
     Raises:
         TypeError: It is not a number.
         ValueError: It is out of bounds, or not finite.
     """
+    if is_traced(value) and value.shape == ():
+        return cast(float, value)
     try:
         number = float(value)
     except (TypeError, ValueError):

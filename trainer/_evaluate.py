@@ -1,6 +1,7 @@
 """Evaluate a loss on data, in inference mode."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -20,27 +21,33 @@ from trainer.data import as_source
 
 
 _MOST_LOSSES = 16
+LossOf = Callable[[Any], Any]
 
 
 class _Evaluation:
-    """One loss, compiled to be evaluated on models of one static part."""
+    """One loss, compiled to be evaluated on models of one static part.
 
-    def __init__(self, loss: Any, static: Any):
+    `loss_of`, if given, makes the loss that takes its place from a member's values.
+    """
+
+    def __init__(self, loss: Any, static: Any, loss_of: LossOf | None):
         self.loss, self.static, self.baked = loss, static, Baked(loss)
+        self.loss_of = loss_of
         # Not `filter_jit`: its cache would keep the Trainer for as long as the process.
         self.one_batch = jax.jit(self._one_batch)
 
-    def fits(self, loss: Any, static: Any) -> bool:
+    def fits(self, loss: Any, static: Any, loss_of: LossOf | None) -> bool:
         """Whether it computes what this loss would compute now."""
         same = loss == self.loss if hasattr(loss, "__self__") else loss is self.loss
         return (
             same
+            and loss_of == self.loss_of
             and first_difference("", self.static, static) is None
             and self.baked.changed() is None
         )
 
     def _one_batch(
-        self, arrays: Any, batch: Any, mask: Any, place: Any
+        self, arrays: Any, values: Any, batch: Any, mask: Any, place: Any
     ) -> dict[str, Metric]:
         state = eqx.combine(arrays, self.static)
         model, key = eqx.nn.inference_mode(state.model), jr.fold_in(jr.key(0), place)
@@ -56,7 +63,8 @@ class _Evaluation:
             memory.num_steps,
         )
         with explain_trace():
-            value, metrics, _, _ = evaluate_loss(self.loss, model, batch, given)
+            loss = self.loss if self.loss_of is None else self.loss_of(values)
+            value, metrics, _, _ = evaluate_loss(loss, model, batch, given)
         self.baked.traced()
         # The index of a branch and a weight belong to a step; they have no mean.
         branches = branches_of(self.loss)
@@ -77,35 +85,62 @@ class Evaluator:
     def __init__(self) -> None:
         self._known: list[_Evaluation] = []
 
-    def _evaluation(self, loss: Any, static: Any) -> _Evaluation:
+    def _evaluation(self, *what: Any) -> _Evaluation:
         for known in self._known:
-            if known.fits(loss, static):
+            if known.fits(*what):
                 return known
-        self._known = [_Evaluation(loss, static), *self._known[: _MOST_LOSSES - 1]]
+        self._known = [_Evaluation(*what), *self._known[: _MOST_LOSSES - 1]]
         return self._known[0]
 
     def __call__(self, loss: Any, state: TrainState, data: Any) -> dict[str, float]:
         """Average a loss and its metrics over all examples."""
+        return self.each(loss, [(state, None)], data)[0]
+
+    def each(
+        self,
+        loss: Any,
+        members: list[tuple[TrainState, Any]],
+        data: Any,
+        loss_of: LossOf | None = None,
+    ) -> list[dict[str, float]]:
+        """Average it over all examples for several states, gone through together.
+
+        Args:
+            loss: The loss.
+            members: States of one form, each with values.
+            data: As for `Trainer.evaluate`.
+            loss_of: Makes the loss from a state's values, if it depends on them.
+        """
         if loss is None:
             raise TypeError("The Trainer has no loss of its own. Pass `loss=`.")
         check_loss(loss)
         masked = takes(loss, "mask")
         # Neither the optimizer's state nor where a leaf lies is a reason to compile.
-        state = canonical(
-            dataclasses.replace(state, opt_state=None, extra={}, source=None),
-            copy=False,
-        )
-        arrays, static = eqx.partition(state, eqx.is_array)
-        one_batch = self._evaluation(loss, static).one_batch
+        needed = [
+            canonical(
+                dataclasses.replace(state, opt_state=None, extra={}, source=None),
+                copy=False,
+            )
+            for state, _ in members
+        ]
+        parts = [eqx.partition(state, eqx.is_array) for state in needed]
+        one_batch = self._evaluation(loss, parts[0][1], loss_of).one_batch
         found, counts = [], []
         for batch, mask, count in as_source(data).batches(all(masked)):
             if mask is None and any(masked):
                 mask = np.ones(count, np.bool_)
-            found.append(one_batch(arrays, batch, mask, np.uint32(len(found))))
+            place = np.uint32(len(found))
+            pairs = zip(parts, members, strict=True)
+            found.append(
+                [one_batch(a, v, batch, mask, place) for (a, _), (_, v) in pairs]
+            )
             counts.append(count)
         if not found:
             raise ValueError("The data to evaluate on has no batches.")
-        return _means(jax.device_get(found), counts)
+        return [
+            _means(list(one), counts)
+            for one in zip(*jax.device_get(found), strict=True)
+        ]
 
 
 def _means(found: list[dict[str, Metric]], counts: list[int]) -> dict[str, float]:

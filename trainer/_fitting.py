@@ -1,10 +1,9 @@
 """How a fit is set up, run, and left in order: what is behind `Trainer.fit`."""
 
 import dataclasses
-import itertools
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,19 +14,22 @@ from trainer._guard import Watchman
 from trainer._history import History
 from trainer._loop import Loop, Watch
 from trainer._optax import left_over
-from trainer._program import Program
+from trainer._program import AbstractProgram
 from trainer._result import FitResult
 from trainer._state import TrainState
 from trainer._step import CompiledStep
 from trainer._tree import canonical
 from trainer._types import Key
+from trainer.callbacks import Evaluate
 from trainer.data import AbstractSource, Sampled, Wanted
 
 
 _NOT_A_STEP = 2**32 - 1
 
 
-def check_watched(program: Program, callbacks: Sequence[AbstractCallback]) -> None:
+def check_watched(
+    program: AbstractProgram, callbacks: Sequence[AbstractCallback]
+) -> None:
     """Raise ValueError if a selector waits for what no callback can report."""
     if program.watches and not any(callback.every for callback in callbacks):
         raise ValueError(
@@ -37,10 +39,23 @@ def check_watched(program: Program, callbacks: Sequence[AbstractCallback]) -> No
         )
 
 
+def check_measured(own_loss: Any, callbacks: Sequence[AbstractCallback]) -> None:
+    """Raise TypeError if a callback is to measure a loss that there is not."""
+    for callback in callbacks:
+        if isinstance(callback, Evaluate) and own_loss is callback.loss is None:
+            raise TypeError(
+                "The Trainer has no loss of its own for `tr.Evaluate` to measure. "
+                "Write `tr.Evaluate(data, every=100, loss=loss)`."
+            )
+
+
 def started(
-    program: Program, state: TrainState, source: AbstractSource, total: int | None
+    program: AbstractProgram,
+    state: TrainState,
+    source: AbstractSource,
+    total: int | None,
 ) -> TrainState:
-    """A copy of the state, told the run's total, and with the sampler's carry.
+    """The state, told the run's total, and with the sampler's carry.
 
     Raises:
         ValueError: A schedule is given in fractions of a run whose total is not known.
@@ -49,7 +64,8 @@ def started(
     state = program.completed(state, in_fractions)
     if isinstance(source, Sampled) and state.source is None:
         key = jr.fold_in(state.key, _NOT_A_STEP)
-        state = dataclasses.replace(state, source=source.start(key))
+        # A copy: it may be what the sampler itself holds, and is donated.
+        state = dataclasses.replace(state, source=canonical(source.start(key)))
     elif isinstance(source, Sampled):
         source.check_carry(state.source)
     if in_fractions:
@@ -60,7 +76,7 @@ def started(
             )
         memory = dataclasses.replace(state.memory, num_steps=jnp.int32(total))
         state = dataclasses.replace(state, memory=memory)
-    return canonical(state)
+    return canonical(state, copy=False)
 
 
 def _left_to_say(
@@ -94,32 +110,42 @@ class Fitting(Frozen):
         last_history: As documented on the Trainer.
     """
 
-    program: Program
+    program: AbstractProgram
     steps_per_call: int | Literal["auto"]
     last_state: TrainState | None
     last_history: History | None
 
-    def _run(
-        self,
-        state: TrainState,
-        source: AbstractSource,
-        num_steps: int | None,
-        num_epochs: int | None,
-        total: int | None,
-        watch: Watch,
-    ) -> FitResult:
-        """Run a fit from a state that is not given away."""
-        first = int(state.step)
+    def _copied(self, state: TrainState) -> TrainState:
+        """A copy of a state that the user has, for a fit to donate."""
         if self._compiled is None:
             self.program.check_state(state)
-        start = lambda: started(self.program, state, source, total)
+        return canonical(state)
+
+    def _run(
+        self,
+        new_state: Callable[[], TrainState],
+        source: AbstractSource,
+        ends: tuple[int | None, int | None, int | None],
+        watch: Watch,
+    ) -> FitResult:
+        """Run a fit.
+
+        Args:
+            new_state: Makes the state that it begins with, of arrays of its own.
+            source: The data.
+            ends: Steps and epochs at which to stop, and the total of steps, or None.
+            watch: What looks on.
+        """
+        num_steps, num_epochs, total = ends
+        start = lambda: started(self.program, new_state(), source, total)
         own = self.last_state = start()
+        first = int(own.step)
         if self._compiled is not None:
             self._compiled.check_state(own, source)
         ended = num_steps is not None and first >= num_steps
-        items = source.items(self._wanted(own.key, first, num_epochs))
-        item = None if ended else next(items, None)
-        if item is None:
+        wanted = self._wanted(own.key, first, num_epochs)
+        feed = None if ended else source.feed(wanted)
+        if feed is None or feed.content is None:
             reason = "num_steps" if ended else "num_epochs"
             return FitResult(own, watch.history, reason, self._compiles(), 0.0, 0.0)
         compile_seconds = 0.0
@@ -128,16 +154,15 @@ class Fitting(Frozen):
                 self.program,
                 own,
                 source,
-                item.content,
+                feed.content,
                 self.steps_per_call,
                 watch.period,
             )
             compile_seconds = self._compiled.seconds
         watch.progress.compiled()
-        losses = self.program.update.losses()
-        watchman = Watchman(self.program.nonfinite, own, losses, watch.history.branches)
-        items = itertools.chain([item], items)
-        loop = Loop(self._compiled, own, first, source, items, watch, watchman)
+        watchman = self.program.watchman(own)
+        self._compiled.check_content(feed.content)
+        loop = Loop(self._compiled, own, first, source, feed, watch, watchman)
         try:
             loop.run(num_steps)
         finally:

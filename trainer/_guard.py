@@ -104,7 +104,7 @@ class NonfiniteSteps:
     """What was not finite in a fit.
 
     Attributes:
-        count: In how many steps.
+        count: In how many steps; those of an ensemble's members are added up.
         step: The first of them, as that step counts: completed updates before it.
         leaf: Path of the first array that it would have spoiled, or None if the loss
             alone was not finite.
@@ -133,6 +133,13 @@ class NonfiniteSteps:
 class Watchman:
     """Looks for steps that were not finite among the rows that the host reads.
 
+    Args:
+        nonfinite: What is done about them.
+        state: The state that the steps see, or that of one member of an ensemble.
+        losses: Names of the metrics that are minimized.
+        branches: Names of the branches, by metric.
+        prefixes: What the names of each member's metrics begin with.
+
     Attributes:
         found: What was found so far, or None.
     """
@@ -143,44 +150,57 @@ class Watchman:
         state: TrainState,
         losses: tuple[str, ...],
         branches: Mapping[str, tuple[str, ...]],
+        prefixes: tuple[str, ...] = ("",),
     ):
         self._nonfinite, self._branches, self._losses = nonfinite, branches, losses
+        self._prefixes = prefixes
         self._leaves = list(_checked(state)) if nonfinite else []
         self.found: NonfiniteSteps | None = None
 
     def look(self, first_step: int, rows: Mapping[str, np.ndarray]) -> int | None:
         """Look at some steps; return the row at which the run has to end, or None."""
-        codes = self._codes(rows)
-        bad = np.flatnonzero(codes)
+        # One row a step, and one column a member.
+        codes = np.stack([self._codes(rows, p) for p in self._prefixes], axis=1)
+        bad = np.argwhere(codes)
         if not len(bad):
             return None
         if self._nonfinite == "raise":
             bad = bad[:1]
         if self.found is None:
-            self.found = self._described(first_step, bad[0], int(codes[bad[0]]), rows)
+            row, member = map(int, bad[0])
+            prefix, code = self._prefixes[member], int(codes[row, member])
+            self.found = self._described(first_step, row, code, rows, prefix)
         count = self.found.count + len(bad)
         self.found = dataclasses.replace(self.found, count=count)
-        return int(bad[0]) if self._nonfinite == "raise" else None
+        return int(bad[0][0]) if self._nonfinite == "raise" else None
 
-    def _codes(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _codes(self, rows: Mapping[str, np.ndarray], prefix: str) -> np.ndarray:
         if self._nonfinite:
-            return np.asarray(rows[METRIC])
-        losses = [rows[name] for name in self._losses if name in rows]
+            return np.asarray(rows[prefix + METRIC])
+        names = [prefix + name for name in self._losses]
+        losses = [rows[name] for name in names if name in rows]
         bad = [~np.isfinite(np.ma.filled(values, 0.0)) for values in losses]
         return np.any(bad, axis=0).astype(int) if bad else np.zeros(0, int)
 
     def _described(
-        self, first_step: int, row: int, code: int, rows: Mapping[str, np.ndarray]
+        self,
+        first_step: int,
+        row: int,
+        code: int,
+        rows: Mapping[str, np.ndarray],
+        prefix: str,
     ) -> NonfiniteSteps:
         at = {name: values[row] for name, values in rows.items()}
         at = {name: value for name, value in at.items() if value is not np.ma.masked}
-        active = {m: n[int(at[m])] for m, n in self._branches.items() if m in at}
+        own = {m: names for m, names in self._branches.items() if m.startswith(prefix)}
+        active = {m: names[int(at[m])] for m, names in own.items() if m in at}
         leaf = self._leaves[code - 2] if code >= 2 else None
-        losses = {name: float(at[name]) for name in self._losses if name in at}
+        names = [prefix + name for name in self._losses]
+        losses = {name: float(at[name]) for name in names if name in at}
         bad = [name for name, value in losses.items() if not np.isfinite(value)]
         metric = next(iter([*bad, *losses]), "loss")
         loss = losses.get(metric, np.nan)
-        return NonfiniteSteps(0, first_step + int(row), leaf, loss, metric, active)
+        return NonfiniteSteps(0, first_step + row, leaf, loss, metric, active)
 
     def tell(self) -> str | None:
         """What the user is to know when the fit has ended, or None."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,18 +15,17 @@ from trainer._callback import AbstractCallback, checked_numbers, StepInfo, Stop
 from trainer._guard import NonfiniteError, Watchman
 from trainer._history import History, Measured
 from trainer._interrupt import HeldInterrupt
+from trainer._queue import Queue
 from trainer._selectors import Report
 from trainer._state import TrainState
 from trainer._step import CompiledStep
 from trainer._tree import canonical
 from trainer.callbacks import Progress
-from trainer.data import AbstractSource, Chunk, Item
+from trainer.data import AbstractSource, Feed
 
 
-# Time between two reports that nothing but the progress bar asks for. It bounds how far
-# the host runs ahead of the device, too.
+# Time between two reports that nothing but the progress bar asks for.
 _SECONDS_PER_REPORT = 0.5
-_FEWEST = 4
 
 
 class Watch(NamedTuple):
@@ -67,23 +66,25 @@ class Loop:
         state: TrainState,
         step: int,
         source: AbstractSource,
-        items: Iterator[Item],
+        feed: Feed,
         watch: Watch,
         watchman: Watchman,
     ):
         self.step, self.seconds = step, 0.0
         self.stop_reason: str | None = None
-        self._compiled, self._items, self._watch = compiled, items, watch
-        self._watchman, self._reported = watchman, set(state.memory.reports)
+        self._compiled, self._feed, self._watch = compiled, feed, watch
+        self._watchman, self._watched = watchman, set(state.memory.reports)
         self._resident = compiled.resident(source)
-        self._leaves = compiled.flatten(state)
+        self._leaves = compiled.flat.flatten(state)
         self._buffers = compiled.empty()
         self._row, self._metrics = 0, Measured()
-        self._checked = time.perf_counter()
+        self._unread: tuple[Any, int] | None = None
+        self._reported_at = time.perf_counter()
+        self._queue = Queue(compiled)
 
     def state(self) -> TrainState:
         """The state as it is. Its arrays are gone after the next step."""
-        return self._compiled.unflatten(self._leaves)
+        return self._compiled.flat.unflatten(self._leaves)
 
     def is_lost(self) -> bool:
         """Whether a call was cut off after it had taken the state."""
@@ -94,96 +95,105 @@ class Loop:
         began = time.perf_counter()
         with HeldInterrupt() as interrupt:
             while self.stop_reason is None:
-                stop, before = self._next_report(num_steps), self.step
+                stop, before = self._next_callback(num_steps), self.step
                 ended = self._run_to(stop, interrupt)
                 if ended or self.step == num_steps:
                     self.stop_reason = "num_epochs" if ended else "num_steps"
                 if self.step == before:
-                    break  # the data ended where the last report was
+                    break  # the data ended where the last callback was
                 self._call_back(lambda c: bool(c.every) and self.step % c.every == 0)
             self._compiled.baked.check()
             self._call_back(lambda c: c.every is None)
         self.seconds = time.perf_counter() - began
 
-    def _run_to(self, stop: int, interrupt: HeldInterrupt) -> bool:
+    def _next_callback(self, num_steps: int | None) -> float:
+        """The step at which the steps have to be over, and be reported."""
+        periods = [c.every for c in self._watch.callbacks if c.every]
+        due = [(self.step // every + 1) * every for every in periods]
+        return min([*due, float("inf") if num_steps is None else num_steps])
+
+    def _run_to(self, stop: float, interrupt: HeldInterrupt) -> bool:
         """Run up to `stop` completed updates and report; return whether items ended."""
-        began, first = time.perf_counter(), self.step
-        while self.step < stop:
-            most = min(self._compiled.steps_per_call, stop - self.step)
-            chunk, epochs, error = self._take(most)
-            if epochs:
-                self._leaves, self._buffers = self._compiled(
-                    self._leaves,
-                    self._buffers,
-                    self._row,
-                    self._resident,
-                    chunk,
-                    epochs,
-                )
-                self._row += len(epochs)
-                self.step += len(epochs)
-            error = error or interrupt.taken()
-            if error is not None:
-                break
-        else:
-            error = None
+        error: BaseException | None = None
         try:
+            while self.step < stop and error is None:
+                error = self._call_once(stop) or interrupt.taken()
+                self._look()
             self._report()
         except NonfiniteError as bad:
             raise bad from error
-        if self.step > first:
-            elapsed = time.perf_counter() - began
-            self._compiled.pace = elapsed / (self.step - first)
         if error is not None and not isinstance(error, StopIteration):
             raise error
         return error is not None
 
-    def _take(self, count: int) -> tuple[Chunk, list[int], BaseException | None]:
-        """Take up to `count` items, and their epochs.
+    def _call_once(self, stop: float) -> BaseException | None:
+        """Fill a chunk and begin its steps.
 
-        What ended them early is returned, to be raised after they were used.
+        What ended the items early is returned, to be raised after they were used.
         """
-        chunk, epochs = Chunk(self._compiled.layout), []
+        compiled, chunk, error = self._compiled, self._queue.chunk(), None
+        most = int(min(compiled.most, stop - self.step, compiled.rows - self._row))
         try:
-            while len(epochs) < count:
-                item = next(self._items)
-                chunk.add(item.content)
-                epochs.append(item.epoch)
-        except (Exception, KeyboardInterrupt) as error:
-            return chunk, epochs, error
-        return chunk, epochs, None
+            self._feed.fill(chunk, most)
+        except (Exception, KeyboardInterrupt) as ended:
+            error = ended
+        if len(chunk):
+            self._leaves, self._buffers, ticket = compiled(
+                self._leaves, self._buffers, self._row, self._resident, chunk
+            )
+            self._queue.began(ticket, chunk)
+            self._row += len(chunk)
+            self.step += len(chunk)
+        return error
 
-    def _next_report(self, num_steps: int | None) -> int:
-        """The step at which the host next has to look."""
-        pace = self._compiled.pace
-        # The first step is waited for: what one takes cannot be known before.
-        # After that a few are under way at a time, so that loading overlaps with them.
-        paced = 1 if pace is None else max(int(_SECONDS_PER_REPORT / pace), _FEWEST)
-        due = [self.step + min(paced, self._compiled.rows)]
-        periods = [c.every for c in self._watch.callbacks if c.every]
-        due += [(self.step // every + 1) * every for every in periods]
-        return min(due if num_steps is None else [*due, num_steps])
+    def _look(self) -> None:
+        """Report when it is time, and let the device catch up if it is far behind.
+
+        The rows of a report are read after the next call has begun, so that the device
+        need not wait for the host.
+        """
+        if self._unread is not None:
+            self._read_rows()
+        self._queue.hold()
+        late = time.perf_counter() - self._reported_at > _SECONDS_PER_REPORT
+        if late or self._row == self._compiled.rows:
+            self._put_aside()
+
+    def _put_aside(self) -> None:
+        """Let the rows wait to be read, and the next steps write to new ones."""
+        self._unread = self._buffers, self._row
+        self._buffers, self._row = self._compiled.empty(), 0
 
     def _report(self) -> None:
-        """Read the rows written since the last report, and show them."""
-        count, self._row = self._row, 0
-        if not count:
-            return
-        rows = self._compiled.read(self._buffers, count)
-        bad = self._watchman.look(self.step - count, rows)
+        """Read all rows that are left. Waits for the steps."""
+        if self._unread is not None:
+            self._read_rows()
+        if self._row:
+            self._put_aside()
+            self._read_rows()
+        self._queue.clear()
+
+    def _read_rows(self) -> None:
+        """Read the rows that wait for it, and show them."""
+        assert self._unread is not None
+        (buffers, count), self._unread = self._unread, None
+        rows = self._compiled.read(buffers, count)
+        first = self.step - self._row - count
+        bad = self._watchman.look(first, rows)
         if bad is not None:
             # The steps after it have changed nothing; they are as if they had not been.
             rows = {name: values[: bad + 1] for name, values in rows.items()}
-        self._watch.history.extend(self.step - count, rows)
+        self._watch.history.extend(first, rows)
         if bad is not None:
-            self._go_back(self.step - count + bad)
+            self._row = 0
+            self._go_back(first + bad)
         last = {name: values[-1] for name, values in rows.items()}
         found = {n: v for n, v in last.items() if v is not np.ma.masked}
         self._metrics = Measured(found)
         self._watch.progress.update(count, self._metrics)
-        if time.perf_counter() - self._checked > _SECONDS_PER_REPORT:
+        if time.perf_counter() - self._reported_at > _SECONDS_PER_REPORT:
             self._compiled.baked.check()
-            self._checked = time.perf_counter()
+            self._reported_at = time.perf_counter()
 
     def _go_back(self, step: int) -> None:
         """Take the state before a step that was not finite, and end the run."""
@@ -195,14 +205,14 @@ class Loop:
         """Change something in the state's memory, between two calls."""
         state = self.state()
         memory = dataclasses.replace(state.memory, **changed)
-        self._leaves = self._compiled.flatten(
+        self._leaves = self._compiled.flat.flatten(
             canonical(dataclasses.replace(state, memory=memory), copy=False)
         )
 
     def _hand_in(self, numbers: Mapping[str, float]) -> None:
         """Tell the selectors in the step what a callback has measured."""
         reports = dict(self.state().memory.reports)
-        for name in self._reported & numbers.keys():
+        for name in self._watched & numbers.keys():
             times = reports[name].times + 1
             reports[name] = Report(jnp.float32(numbers[name]), times)
         self._remember(reports=reports)
@@ -232,7 +242,7 @@ class Loop:
                 )
                 self._watch.history.record(self.step, numbers)
                 self._metrics = Measured({**self._metrics, **numbers})
-                if self._reported & numbers.keys():
+                if self._watched & numbers.keys():
                     self._hand_in(numbers)
 
     def _check_now(self, step: int) -> None:

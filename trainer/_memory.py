@@ -110,9 +110,12 @@ class Memory(eqx.Module):
         reports: What callbacks measured last, by name, as far as a selector watches it.
         num_steps: The run's total, if a schedule is given in fractions of it.
         halted: Whether the run stands still because a step was not finite.
+        keys: The members' own random keys, on a leading axis, in an ensemble that was
+            given seeds.
     """
 
     program: PyTree = None
     reports: dict[str, Report] = eqx.field(default_factory=dict)
     num_steps: Step | None = None
     halted: Any = None
+    keys: Any = None

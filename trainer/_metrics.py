@@ -1,5 +1,6 @@
 """Metrics on the device: values that may be absent from a step, and their buffer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from trainer._tree import describe, first_difference, strong, trace_once
 
 
 class Metric(NamedTuple):
-    """A scalar, and whether the step reported it.
+    """A scalar, and whether the step reported it; both one a member in an ensemble.
 
     `present` is True where that is known while tracing. Otherwise it is a traced bool,
     and `value` means nothing where it is False.
@@ -176,8 +177,9 @@ def _is_number(leaf: Any) -> bool:
 class MetricBuffer:
     """The layout of the rows that the step writes and the host reads once a report.
 
-    Metrics of one dtype share one array of shape `(rows, metrics)`, so that a call of
-    the step hands over a few buffers however many metrics there are.
+    Metrics of one dtype share one array of shape `(rows, columns)`, so that a call of
+    the step hands over a few buffers however many metrics there are. A metric has one
+    column; in an ensemble it has one for each member.
     """
 
     def __init__(self, metrics: MetricTree, rows: int):
@@ -186,15 +188,27 @@ class MetricBuffer:
         for name, metric in metrics.items():
             self.columns.setdefault(str(metric.value.dtype), []).append(name)
         self.optional = [n for n, m in metrics.items() if m.present is not True]
+        self._shapes = {name: metric.value.shape for name, metric in metrics.items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all that `read` may find."""
+        members = {n: range(*shape) for n, shape in self._shapes.items() if shape}
+        own = {f"{i}/{name}" for name, places in members.items() for i in places}
+        return frozenset(own | self._shapes.keys())
+
+    def _width(self, names: list[str]) -> int:
+        return sum(math.prod(self._shapes[name]) for name in names)
 
     def empty(self) -> dict[str, np.ndarray]:
         """Buffers with no row written."""
         arrays = {
-            dtype: np.zeros((self.rows, len(names)), dtype)
+            dtype: np.zeros((self.rows, self._width(names)), dtype)
             for dtype, names in self.columns.items()
         }
         if self.optional:
-            arrays["present"] = np.zeros((self.rows, len(self.optional)), np.bool_)
+            width = self._width(self.optional)
+            arrays["present"] = np.zeros((self.rows, width), np.bool_)
         return arrays
 
     def write(
@@ -209,7 +223,7 @@ class MetricBuffer:
             cells["present"] = [metrics[n].present for n in self.optional]
         return {
             dtype: jax.lax.dynamic_update_index_in_dim(
-                buffers[dtype], jnp.stack([jnp.asarray(v) for v in values]), row, 0
+                buffers[dtype], _row([jnp.asarray(v) for v in values]), row, 0
             )
             for dtype, values in cells.items()
         }
@@ -217,15 +231,56 @@ class MetricBuffer:
     def read(
         self, buffers: Mapping[str, np.ndarray], rows: int
     ) -> dict[str, np.ma.MaskedArray | np.ndarray]:
-        """Take the first `rows` rows apart, by metric; absent steps are masked."""
+        """Take the first `rows` rows apart, by metric; absent steps are masked.
+
+        In an ensemble, a member's metrics begin with its place, as in `3/loss`. What
+        the members have in common has no such prefix; see `_in_common`.
+        """
         found: dict[str, np.ma.MaskedArray | np.ndarray] = {}
+        present = self._apart(buffers, "present", self.optional, rows)
         for dtype, names in self.columns.items():
-            for column, name in enumerate(names):
-                values = np.array(buffers[dtype][:rows, column])
-                if name in self.optional:
-                    present = buffers["present"][:rows, self.optional.index(name)]
+            for name, values in self._apart(buffers, dtype, names, rows).items():
+                values = np.array(values)
+                if name in present:
                     if values.dtype.kind == "f":
-                        values[~present] = np.nan  # for code that drops the mask
-                    values = np.ma.MaskedArray(values, mask=~present)
-                found[name] = values
+                        values[~present[name]] = np.nan  # for code that drops the mask
+                    values = np.ma.MaskedArray(values, mask=~present[name])
+                if values.ndim == 1:
+                    found[name] = values
+                    continue
+                found[name] = _in_common(values)
+                found |= {f"{i}/{name}": own for i, own in enumerate(values.T)}
         return found
+
+    def _apart(
+        self, buffers: Mapping[str, np.ndarray], key: str, names: list[str], rows: int
+    ) -> dict[str, np.ndarray]:
+        """The columns of each metric, without an axis for one that has a single one."""
+        found, place = {}, 0
+        for name in names:
+            shape = self._shapes[name]
+            end = place + math.prod(shape)
+            found[name] = buffers[key][:rows, place:end].reshape(rows, *shape)
+            place = end
+        return found
+
+
+def _row(cells: list[Array]) -> Array:
+    if all(cell.ndim == 0 for cell in cells):
+        return jnp.stack(cells)
+    return jnp.concatenate([jnp.ravel(cell) for cell in cells])
+
+
+def _in_common(values: Any) -> Any:
+    """The mean of a metric over members, one value a step, of those that report it.
+
+    Whole numbers, such as the index of a branch, have no mean. They are there at the
+    steps in which all members have the same.
+    """
+    masked = np.ma.getmaskarray(values)
+    if values.dtype.kind == "f":
+        total = np.ma.mean(values, axis=1, dtype=np.float64).astype(values.dtype)
+        return total if masked.any() else np.ma.getdata(total)
+    first = np.ma.getdata(values)[:, 0]
+    differ = masked.any(1) | (np.ma.getdata(values) != first[:, None]).any(1)
+    return np.ma.MaskedArray(first, mask=differ) if differ.any() else first.copy()

@@ -124,7 +124,8 @@ def left_over(state: PyTree) -> int:
     """How many micro-batches `optax.MultiSteps` has taken in and not used yet."""
     is_one = lambda node: isinstance(node, optax.MultiStepsState)
     found = filter(is_one, jtu.tree_leaves(state, is_leaf=is_one))
-    return max((int(node.mini_step) for node in found), default=0)
+    # The members of an ensemble may differ, as an accumulation may skip a gradient.
+    return max((int(jnp.max(node.mini_step)) for node in found), default=0)
 
 
 def evaluated(state: PyTree, params: PyTree) -> PyTree:

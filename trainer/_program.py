@@ -1,5 +1,6 @@
 """A Trainer's program: its update, its transforms, and how they make one step."""
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, final
@@ -10,7 +11,14 @@ import jax.random as jr
 from jaxtyping import PyTree
 
 from trainer._counts import asks_num_steps, INT32_MAX
-from trainer._guard import bad_code, halting, METRIC, Nonfinite, without_update
+from trainer._guard import (
+    bad_code,
+    halting,
+    METRIC,
+    Nonfinite,
+    Watchman,
+    without_update,
+)
 from trainer._history import unknown
 from trainer._losses import Given
 from trainer._memory import Memory, salted
@@ -27,9 +35,65 @@ from trainer._update import AbstractOwnUpdate, AbstractUpdate
 OPTIMIZER = "optimizer"
 
 
-@final
-class Program(eqx.Module):
+class AbstractProgram(eqx.Module):
     """Everything that happens in the compiled step.
+
+    Attributes:
+        update: From the model and a batch to the next model.
+        names: Names of the transforms.
+        nonfinite: What is done about a step that is not finite.
+        in_fractions: Whether anything in it is given in fractions of the run.
+        watches: Names of the metrics from callbacks that a selector looks at.
+    """
+
+    update: eqx.AbstractVar[AbstractUpdate]
+    names: eqx.AbstractVar[tuple[str, ...]]
+    nonfinite: eqx.AbstractVar[Nonfinite | None]
+    in_fractions: eqx.AbstractVar[bool]
+    watches: eqx.AbstractVar[tuple[str, ...]]
+
+    @abc.abstractmethod
+    def init(self, model: Model, model_state: Any, key: Key) -> TrainState:
+        """Make the state before the first step, of new arrays."""
+
+    @abc.abstractmethod
+    def completed(self, state: TrainState, in_fractions: bool) -> TrainState:
+        """The state with all that this program keeps beside model and optimizer."""
+
+    @abc.abstractmethod
+    def check_state(self, state: TrainState) -> None:
+        """Raise ValueError if a state was made by another program."""
+
+    @abc.abstractmethod
+    def step(
+        self, state: TrainState, batch: Batch, mask: Any, epoch: Any, source: PyTree
+    ) -> tuple[TrainState, dict[str, Metric]]:
+        """Make one step. Traced.
+
+        Args:
+            state: The state before it.
+            batch: What the losses are given.
+            mask: As `Given.mask`.
+            epoch: The epoch that the batch begins in.
+            source: What the sampler carries on to the next step.
+        """
+
+    @abc.abstractmethod
+    def evaluated(self, state: TrainState, using: str) -> Model:
+        """The model that a transform, or the optimizer, puts in the model's place."""
+
+    def branches(self) -> dict[str, tuple[str, ...]]:
+        """For every metric that is a branch's index: the names of the branches."""
+        return self.update.branches()
+
+    def watchman(self, state: TrainState) -> Watchman:
+        """Make what looks for steps that are not finite, among metrics on the host."""
+        return Watchman(self.nonfinite, state, self.update.losses(), self.branches())
+
+
+@final
+class Program(AbstractProgram):
+    """The step of one Trainer; see `AbstractProgram`.
 
     Attributes:
         update: From the model and a batch to the next model.
@@ -76,7 +140,7 @@ class Program(eqx.Module):
 
     def init(self, model: Model, model_state: Any, key: Key) -> TrainState:
         """Make the state before the first step, of new arrays."""
-        model = canonical(model)
+        model = canonical(model, copy=False)
         if isinstance(self.update, AbstractOwnUpdate):
             owned = self.update.owned(model)
             for transform in self.transforms:
@@ -101,14 +165,15 @@ class Program(eqx.Module):
         A state of a program without a transform, or without the guard, is given what
         they start with: so a run can go on with an average from some step on.
         """
-        never = Report(jnp.float32(jnp.nan), jnp.int32(0))
+        never = lambda: Report(jnp.float32(jnp.nan), jnp.int32(0))
         memory, extra = state.memory, dict(state.extra)
         for name, transform in zip(self.names, self.transforms, strict=True):
             if name not in extra:
-                extra[name] = transform.init(state.model)
+                # Of its own arrays: an average begins as the very model.
+                extra[name] = canonical(transform.init(state.model))
         memory = dataclasses.replace(
             memory,
-            reports={name: memory.reports.get(name, never) for name in self.watches},
+            reports={n: memory.reports.get(n) or never() for n in self.watches},
             num_steps=jnp.int32(INT32_MAX) if in_fractions else None,
             halted=jnp.asarray(False) if self.nonfinite == "raise" else None,
         )
@@ -142,15 +207,7 @@ class Program(eqx.Module):
     def step(
         self, state: TrainState, batch: Batch, mask: Any, epoch: Any, source: PyTree
     ) -> tuple[TrainState, dict[str, Metric]]:
-        """Make one step. Traced.
-
-        Args:
-            state: The state before it.
-            batch: What the losses are given.
-            mask: As `Given.mask`.
-            epoch: The epoch that the batch begins in.
-            source: What the sampler carries on to the next step.
-        """
+        """Make one step; see `AbstractProgram.step`."""
         memory = state.memory
         given = Given(
             step=state.step,

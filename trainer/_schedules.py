@@ -12,6 +12,7 @@ from jaxtyping import Array
 from trainer._counts import (
     call_schedule,
     INT32_MAX,
+    is_traced,
     number_in,
     positive_int,
     steps_of,
@@ -149,8 +150,9 @@ def check_schedule(schedule: Any, what: str) -> float | None:
         )
     if isinstance(returned[0], int | float):
         return returned[0]
-    first = float(call_schedule(schedule, jnp.int32(0), jnp.int32(INT32_MAX)))
-    if not np.isfinite(first):
+    first = call_schedule(schedule, jnp.int32(0), jnp.int32(INT32_MAX))
+    first = None if is_traced(first) else float(first)
+    if first is not None and not np.isfinite(first):
         raise ValueError(
             f"{what} is a schedule that is {first} at step 0. A division by the number "
             "of steps needs one that is not 0."

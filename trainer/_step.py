@@ -1,6 +1,7 @@
 """The compiled step: traced once, compiled once, called for many steps."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import equinox as eqx
@@ -15,14 +16,17 @@ from jaxtyping import PyTree
 
 from trainer._baked import Baked
 from trainer._compiles import CompileCounter
-from trainer._cost import choose_steps_per_call
+from trainer._convolutions import channels_last
+from trainer._cost import choose_steps_per_call, seconds_per_step
+from trainer._executable import Executable
 from trainer._explain import explain_trace
+from trainer._flat_state import FlatState
 from trainer._metrics import MetricBuffer
-from trainer._program import Program
+from trainer._program import AbstractProgram
 from trainer._state import TrainState
 from trainer._tree import canonical, first_difference, strong, struct
 from trainer._types import RecompileError
-from trainer.data import AbstractSource, Chunk, Layout
+from trainer.data import AbstractSource, Chunk, does_not_fit, Layout
 
 
 _ROWS = 8192
@@ -38,16 +42,18 @@ class CompiledStep:
 
     Attributes:
         steps_per_call: The most steps that one call runs.
+        flat: Takes states apart and puts them together.
         layout: What an item's content looks like.
         baked: The Python values that the step has read.
         rows: How many steps the metric buffer holds.
-        pace: Seconds per step as last measured, or None.
+        pace: Seconds per step, as last measured or, at first, as estimated.
+        most: How many steps are put into one call for now.
         seconds: Seconds from the first trace until it was compiled.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: AbstractProgram,
         state: TrainState,
         source: AbstractSource,
         content: PyTree,
@@ -56,75 +62,78 @@ class CompiledStep:
     ):
         began = time.perf_counter()
         self._counter = CompileCounter()
-        like = Layout(content, 1).like
-        self._resident = jtu.tree_map(struct, source.resident)
-        self._source_static = source.static
-        arrays, static = eqx.partition(state, eqx.is_array)
-        self._arrays, self._static = jtu.tree_map(struct, arrays), static
-        self._treedef = jtu.tree_structure(arrays)
+        self._source = jtu.tree_map(struct, source.resident), source.static
+        self.flat = FlatState(state)
         self._home = state.step.sharding
         arrays_of, rest = eqx.partition(self._placed(program), eqx.is_array)
-        one_step = _one_step(static, rest, source)
-        epoch = jax.ShapeDtypeStruct((), jnp.int32)
         self.baked = Baked((program, source.static))
-        with explain_trace():
-            closed, found, found_static = eqx.filter_make_jaxpr(one_step)(
-                self._arrays, arrays_of, self._resident, like, epoch
-            )
-        self.baked.traced()
-        out_state, metrics = eqx.combine(found, found_static)
-        _check_carry(eqx.combine(self._arrays, static), out_state)
-        jaxpr = closed.jaxpr
+        closed, treedef, (state_out, metrics) = self._traced(
+            _one_step(self.flat.static, rest, source), arrays_of, content
+        )
+        _check_carry(self.flat.like, state_out)
+        platform = next(iter(state.step.devices())).platform
+        self.pace = seconds_per_step(closed.jaxpr, platform)
         if steps_per_call == "auto":
-            steps_per_call = choose_steps_per_call(jaxpr, content, period)
-        self.steps_per_call = steps_per_call
+            steps_per_call = choose_steps_per_call(self.pace, content, period, platform)
+        self.steps_per_call, self.most = steps_per_call, 1
         self.layout = Layout(content, steps_per_call)
         self.rows = -(-_ROWS // steps_per_call) * steps_per_call
-        self.pace: float | None = None
         self._buffer = MetricBuffer(metrics, self.rows)
+        if platform == "cpu":
+            closed = channels_last(closed)
         # Large arrays that a loss closed over are arguments, not part of the program:
         # XLA would copy them into it, and try to fold what is computed from them.
         large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
-        self._constants = self._placed([closed.consts[i] for i in large])
-        self._program = jtu.tree_leaves(arrays_of)
-        function = self._function(_hoisted(closed, large), jtu.tree_structure(found))
-        jitted: Any = eqx.filter_jit(function, donate="all-except-first")
+        constants = self._placed([closed.consts[i] for i in large])
+        function = self._function(_hoisted(closed, large), treedef)
+        self._kept = jtu.tree_leaves((constants, arrays_of))
         chunk = Chunk(self.layout)
-        chunk.add(content)
-        control = np.zeros(2 + steps_per_call, np.int32)
-        resident = self.resident(source)
-        kept = (self._constants, self._program, resident, chunk.content(), control)
-        donated = (self.flatten(state), self.empty())
-        self._compiled = jitted.lower(kept, donated).compile()
-        _forget(jitted)
+        chunk.add(jtu.tree_leaves(content), 0)
+        own = (constants, jtu.tree_leaves(arrays_of), self.resident(source))
+        kept = (*own, chunk.leaves(), self._control(0, [0]))
+        donated = (self.flat.flatten(state), self._placed(self.empty()))
+        self._call = Executable(function, kept, donated)
         self.seconds = time.perf_counter() - began
+
+    def _traced(self, one_step: Any, program: PyTree, content: PyTree) -> Any:
+        """Trace one step; return its jaxpr, and the form of what it returns."""
+        like = Layout(content, 1).like
+        epoch = jax.ShapeDtypeStruct((), jnp.int32)
+        with explain_trace():
+            closed, arrays, static = eqx.filter_make_jaxpr(one_step)(
+                self.flat.arrays, program, self._source[0], like, epoch
+            )
+        self.baked.traced()
+        return closed, jtu.tree_structure(arrays), eqx.combine(arrays, static)
 
     def _function(self, program_of_one: Any, out_treedef: Any) -> Any:
         """Write the function that is compiled: up to `steps_per_call` steps."""
-        buffer, most = self._buffer, self.steps_per_call
-        shardings = [leaf.sharding for leaf in jtu.tree_leaves(self._arrays)]
+        buffer, most, flat = self._buffer, self.steps_per_call, self.flat
+        shardings = [leaf.sharding for leaf in jtu.tree_leaves(flat.arrays)]
         run_one = jax.extend.core.jaxpr_as_fun(program_of_one)
 
         def one(kept: Any, content: PyTree, k: Any, carry: Any) -> Any:
             constants, program, resident, _, control = kept
             leaves, buffers = carry
             row, epoch = control[1] + k, control[2 + k]
-            flat = (*leaves, *program, *resident, *jtu.tree_leaves(content), epoch)
-            found = run_one(*constants, *flat)
+            inputs = (*program, *resident, *content, epoch)
+            found = run_one(*constants, *flat.typed(leaves), *inputs)
             state, metrics = jtu.tree_unflatten(out_treedef, found)
             buffers = buffer.write(buffers, row, _complete(metrics))
-            return [*map(_pin, jtu.tree_leaves(state), shardings)], buffers
+            return flat.raw([*map(_pin, jtu.tree_leaves(state), shardings)]), buffers
 
         def function(kept: Any, donated: Any) -> Any:
             _, _, _, chunk, control = kept
+            # Not donated, so that it can be waited for when the next call has begun.
+            ticket = control[0] + 1
             if most == 1:
-                return one(kept, chunk, 0, donated)
+                return *one(kept, chunk, 0, donated), ticket
 
             def body(k: Any, carry: Any) -> Any:
                 take = lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False)
-                return one(kept, jtu.tree_map(take, chunk), k, carry)
+                return one(kept, [take(a) for a in chunk], k, carry)
 
-            return jax.lax.fori_loop(0, control[0], body, donated)
+            return *jax.lax.fori_loop(0, control[0], body, donated), ticket
 
         function.__name__ = function.__qualname__ = self._counter.name
         return function
@@ -132,16 +141,16 @@ class CompiledStep:
     @property
     def metric_names(self) -> frozenset[str]:
         """Names of everything that a step may report."""
-        return frozenset(n for names in self._buffer.columns.values() for n in names)
+        return self._buffer.names
 
     @property
     def compiles(self) -> int:
         """How often XLA compiled this step."""
         return self._counter.count
 
-    def empty(self) -> dict[str, jax.Array]:
-        """Metric buffers with no row written, on the device."""
-        return canonical(self._buffer.empty(), home=self._home)
+    def empty(self) -> dict[str, Any]:
+        """Metric buffers with no row written, as the next call takes them."""
+        return self._buffer.empty()
 
     def resident(self, source: AbstractSource) -> list[jax.Array]:
         """The arrays that the source keeps on the device, as a call takes them."""
@@ -157,17 +166,16 @@ class CompiledStep:
     def check_state(self, state: TrainState, source: AbstractSource) -> None:
         """Raise RecompileError if the state or what the step has read do not fit."""
         self.baked.check()
-        old = eqx.combine(self._arrays, self._static)
-        difference = first_difference("", old, state)
+        difference = first_difference("", self.flat.like, state)
         if difference:
             raise RecompileError(
                 f"{difference}, for which this Trainer's step would compile again. "
                 "Make a new Trainer for it."
             )
-        difference = first_difference("data", self._resident, source.resident)
-        difference = difference or first_difference(
-            "data", self._source_static, source.static
-        )
+        given = (source.resident, source.static)
+        pairs = zip(self._source, given, strict=True)
+        found = (first_difference("data", was, now) for was, now in pairs)
+        difference = next(filter(None, found), None)
         if difference:
             raise RecompileError(
                 f"{difference}, for which this Trainer's step would compile again: "
@@ -175,34 +183,38 @@ class CompiledStep:
                 "same kind and size, or a loader of batches, or make a new Trainer."
             )
 
-    def flatten(self, state: TrainState) -> list[jax.Array]:
-        """Take a canonical state apart into the arrays that a call takes."""
-        return jtu.tree_leaves(eqx.filter(state, eqx.is_array))
-
-    def unflatten(self, leaves: list[jax.Array]) -> TrainState:
-        """Put a state together again."""
-        return eqx.combine(jtu.tree_unflatten(self._treedef, leaves), self._static)
+    def check_content(self, content: PyTree) -> None:
+        """Raise RecompileError if batches are not like those it was compiled for."""
+        if self.layout.leaves(content) is None:
+            raise does_not_fit(self.layout.like, content)
 
     def __call__(
         self,
         leaves: list[jax.Array],
-        buffers: dict[str, jax.Array],
+        buffers: dict[str, Any],
         row: int,
         resident: list[jax.Array],
         chunk: Chunk,
-        epochs: list[int],
-    ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    ) -> tuple[list[jax.Array], dict[str, jax.Array], jax.Array]:
         """Run one step an item of the chunk, and write metrics from `row` on.
 
-        Does not wait for the device.
+        Does not wait for the device. The third of what is returned is there when the
+        call is over, and can be waited for.
         """
-        # Number of steps, first row, epoch of each step: one array to hand over.
+        kept = [
+            *self._kept,
+            *resident,
+            *chunk.leaves(),
+            self._control(row, chunk.epochs),
+        ]
+        return self._call(kept, [*leaves, *jtu.tree_leaves(buffers)])
+
+    def _control(self, row: int, epochs: Sequence[int]) -> np.ndarray:
+        """Number of steps, first row, epoch of each step: one array to hand over."""
         control = np.zeros(2 + self.steps_per_call, np.int32)
         control[:2] = len(epochs), row
         control[2 : 2 + len(epochs)] = epochs
-        content = chunk.content()
-        kept = (self._constants, self._program, resident, content, control)
-        return self._compiled(kept, (leaves, buffers))
+        return control
 
 
 def _hoisted(closed: Any, large: list[int]) -> Any:
@@ -222,18 +234,6 @@ def _hoisted(closed: Any, large: list[int]) -> Any:
     arguments = [*(closed.consts[i] for i in large), *closed.in_avals]
     structs = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in arguments]
     return jax.make_jaxpr(run)(*structs)
-
-
-def _forget(jitted: Any) -> None:
-    """Drop what Equinox keeps of a function that is compiled ahead of time.
-
-    Its cache would keep the executable for as long as the process runs, and one more
-    for every Trainer. There is no public way to it. Without it nothing but memory is
-    lost.
-    """
-    clear = getattr(getattr(jitted, "_cached", None), "clear_cache", None)
-    if clear is not None:
-        clear()
 
 
 def _pin(leaf: jax.Array, sharding: Any) -> jax.Array:
@@ -258,7 +258,7 @@ def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
         arrays: Any, program: Any, resident: Any, content: Any, epoch: Any
     ) -> Any:
         state: TrainState = eqx.combine(arrays, static)
-        whole: Program = eqx.combine(program, rest)
+        whole: AbstractProgram = eqx.combine(program, rest)
         key = jr.fold_in(state.key, state.step)
         at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
         batch, mask, carry = source.fetch(

@@ -1,6 +1,8 @@
 """The Trainer: one compiled step, and the loop around it."""
 
 import dataclasses
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, final, Literal
 
@@ -10,9 +12,10 @@ import optax
 
 from trainer._callback import AbstractCallback, check_callbacks
 from trainer._checks import check_ends, check_key, check_model, split_model
+from trainer._compile_cache import keep_compiled
 from trainer._counts import INT32_MAX, positive_int
 from trainer._evaluate import Evaluator
-from trainer._fitting import check_watched, Fitting
+from trainer._fitting import check_measured, check_watched, Fitting
 from trainer._guard import check_nonfinite, Nonfinite
 from trainer._history import History
 from trainer._loop import Watch
@@ -25,7 +28,7 @@ from trainer._state import TrainState
 from trainer._transforms import AbstractTransform
 from trainer._types import Key
 from trainer._update import AbstractUpdate
-from trainer.callbacks import Evaluate, Progress
+from trainer.callbacks import Progress
 from trainer.data import as_source
 
 
@@ -57,8 +60,9 @@ class Trainer(Fitting):
             the run with a `NonfiniteError` and keeps the state before it. None goes on,
             and warns of a loss that is not finite.
         steps_per_call: How many steps one call of the compiled function runs at most.
-            It changes how long a run takes and nothing else. `"auto"` chooses it from
-            the cost of a step.
+            It changes how long a run takes and nothing else. `"auto"` chooses it.
+        compile_cache: Folder in which JAX keeps what this process compiles from now on,
+            and finds what an earlier one has: a script that is run again starts sooner.
 
     Raises:
         TypeError: The loss is given in two ways or in none, or is not a loss.
@@ -96,7 +100,10 @@ class Trainer(Fitting):
         transforms: Mapping[str, AbstractTransform] | None = None,
         nonfinite: Nonfinite | None = None,
         steps_per_call: int | Literal["auto"] = "auto",
+        compile_cache: str | os.PathLike[str] | None = None,
     ):
+        if compile_cache is not None:
+            keep_compiled(compile_cache)
         self.last_state, self.last_history = None, None
         self._evaluator = Evaluator()
         if steps_per_call != "auto":
@@ -204,23 +211,19 @@ class Trainer(Fitting):
         if isinstance(model, TrainState) and key is not None:
             raise TypeError("A TrainState has its key already; `key` starts a new run.")
         check_watched(self.program, callbacks)
-        own = self._own_loss()
-        for callback in callbacks:
-            if isinstance(callback, Evaluate) and own is callback.loss is None:
-                raise TypeError(
-                    "The Trainer has no loss of its own for `tr.Evaluate` to measure. "
-                    "Write `tr.Evaluate(data, every=100, loss=loss)`."
-                )
-        source, history = as_source(data), History(self.program.update.branches())
+        check_measured(self._own_loss(), callbacks)
+        source, history = as_source(data), History(self.program.branches())
         self.last_history = history
         total = num_steps if num_epochs is None else source.num_steps(num_epochs)
-        first = int(model.step) if isinstance(model, TrainState) else 0
-        bar = Progress(first, total, history.branches, not progress)
+        if isinstance(model, TrainState):
+            first, start = int(model.step), functools.partial(self._copied, model)
+        else:
+            first, start = 0, lambda: self.init(model, key=key)
+        branches = self.program.update.branches()
+        bar = Progress(first, total, branches, not progress)
         watch = Watch(history, bar, callbacks, self.evaluate)
         try:
-            if not isinstance(model, TrainState):
-                model = self.init(model, key=key)
-            return self._run(model, source, num_steps, num_epochs, total, watch)
+            return self._run(start, source, (num_steps, num_epochs, total), watch)
         finally:
             bar.close()
 

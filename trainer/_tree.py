@@ -39,13 +39,14 @@ def parameters(model: PyTree) -> PyTree:
 
 def struct(leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array, never weakly typed."""
-    sharding = leaf.sharding if _is_on_mesh(leaf) else None
+    sharding = _sharding_on_mesh(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _is_on_mesh(leaf: Any) -> bool:
+def _sharding_on_mesh(leaf: Any) -> NamedSharding | None:
     sharding = getattr(leaf, "sharding", None)
-    return isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1
+    is_on_mesh = isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1
+    return sharding if is_on_mesh else None
 
 
 def _home(leaves: list[Any]) -> Sharding:
@@ -55,8 +56,9 @@ def _home(leaves: list[Any]) -> Sharding:
     step counter left on one device is a second compile.
     """
     for leaf in leaves:
-        if _is_on_mesh(leaf):
-            return NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        sharding = _sharding_on_mesh(leaf)
+        if sharding is not None:
+            return NamedSharding(sharding.mesh, PartitionSpec())
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.committed:
             return SingleDeviceSharding(next(iter(leaf.devices())))
@@ -81,17 +83,24 @@ def canonical(
     arrays, static = eqx.partition(tree, eqx.is_array)
     leaves, treedef = jtu.tree_flatten(arrays)
     home = home or _home(leaves)
-
-    def one(leaf: Any) -> Any:
-        leaf = strong(leaf)
-        if copy:
-            # Before it is placed: placing may hand the same memory on, NumPy's too.
-            leaf = jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
-        return leaf
-
-    shardings = [leaf.sharding if _is_on_mesh(leaf) else home for leaf in leaves]
-    placed = jax.device_put([one(leaf) for leaf in leaves], shardings)
-    return eqx.combine(jtu.tree_unflatten(treedef, placed), static)
+    leaves = [strong(leaf) for leaf in leaves]
+    if copy:
+        # Placing a NumPy array may hand its memory on, whatever it is asked for.
+        leaves = [x if isinstance(x, jax.Array) else np.array(x) for x in leaves]
+    shardings = [_sharding_on_mesh(leaf) or home for leaf in leaves]
+    there = [
+        not copy and isinstance(x, jax.Array) and x.committed and x.sharding == sharding
+        for x, sharding in zip(leaves, shardings, strict=True)
+    ]
+    away = [i for i, is_there in enumerate(there) if not is_there]
+    placed = jax.device_put(
+        [leaves[i] for i in away],
+        [shardings[i] for i in away],
+        may_alias=False if copy else None,
+    )
+    for i, leaf in zip(away, placed, strict=True):
+        leaves[i] = leaf
+    return eqx.combine(jtu.tree_unflatten(treedef, leaves), static)
 
 
 def strong(leaf: Any) -> Any:

@@ -1,9 +1,13 @@
 """Where batches come from: arrays on the device, or any loader."""
 
-from trainer.data._chunk import Chunk as Chunk, Layout as Layout
+from trainer.data._chunk import (
+    Chunk as Chunk,
+    does_not_fit as does_not_fit,
+    Layout as Layout,
+)
 from trainer.data._source import (
     AbstractSource as AbstractSource,
-    Item as Item,
+    Feed as Feed,
     Wanted as Wanted,
 )
 from trainer.data.arrays import Arrays as Arrays

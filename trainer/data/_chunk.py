@@ -1,6 +1,7 @@
 """The batches of one call, put behind one another."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,13 +42,18 @@ class Layout:
         self.shapes = [(np.shape(leaf), np.dtype(leaf.dtype)) for leaf in leaves]
         self.capacity = capacity
 
-    def fits(self, content: PyTree) -> bool:
-        """Whether content looks the same, so that the compiled step takes it."""
+    def leaves(self, content: PyTree) -> list[Any] | None:
+        """The arrays of content that looks the same, so that the step takes it.
+
+        None if it does not. Every batch is looked at, so this has to be quick.
+        """
         leaves, treedef = jtu.tree_flatten(content)
         if treedef != self.treedef:
-            return False
-        shapes = [(np.shape(x), getattr(x, "dtype", None)) for x in leaves]
-        return shapes == self.shapes
+            return None
+        for leaf, (shape, dtype) in zip(leaves, self.shapes, strict=True):
+            if getattr(leaf, "dtype", None) != dtype or leaf.shape != shape:
+                return None
+        return leaves
 
     @property
     def like(self) -> PyTree:
@@ -61,36 +67,68 @@ class Chunk:
 
     An item is copied when it is added: a loader may write its next batch over the last
     one, and the device reads a chunk while the host is filling the one after it. What
-    lies past the last item is never read, so it is left as it is.
+    lies past the last item is never used, and left as it is.
+
+    Attributes:
+        epochs: The epoch of each item.
     """
 
     def __init__(self, layout: Layout):
         self._layout = layout
         self._columns: list[Any] = [None] * len(layout.shapes)
-        self._count = 0
+        self.epochs: list[int] = []
 
-    def add(self, content: PyTree) -> None:
-        """Add one item. Raises RecompileError if it does not fit the layout."""
-        if not self._layout.fits(content):
-            raise does_not_fit(self._layout.like, content)
-        for place, leaf in enumerate(jtu.tree_leaves(content)):
-            self._put(place, leaf)
-        self._count += 1
+    def __len__(self) -> int:
+        """How many items were added."""
+        return len(self.epochs)
 
-    def _put(self, place: int, leaf: Any) -> None:
-        column, capacity = self._columns[place], self._layout.capacity
-        if column is None and isinstance(leaf, jax.Array):
-            column = []
-        elif column is None:
-            lead = (capacity,) if capacity > 1 else ()
-            column = _empty((*lead, *leaf.shape), leaf.dtype)
-        self._columns[place] = column
-        if isinstance(column, list):
-            column.append(leaf if isinstance(leaf, jax.Array) else np.array(leaf))
-        else:
-            column[self._count if capacity > 1 else ...] = leaf
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes on the host."""
+        return sum(getattr(column, "nbytes", 0) for column in self._columns)
 
-    def content(self) -> PyTree:
+    def emptied(self) -> "Chunk":
+        """The same without items, to be filled again when no call reads it any more.
+
+        Its memory is kept: new memory of some MB is slow to write to for the first
+        time, and has left the caches of the processor when it is read.
+        """
+        is_memory = lambda column: isinstance(column, np.ndarray)
+        self._columns = [c if is_memory(c) else None for c in self._columns]
+        self.epochs = []
+        return self
+
+    def add(self, leaves: Sequence[Any], epoch: int) -> None:
+        """Add the arrays of one item, which fit the layout."""
+        place = len(self.epochs) if self._layout.capacity > 1 else ...
+        for number, leaf in enumerate(leaves):
+            column = self._column(number, leaf)
+            if isinstance(column, list):
+                column.append(leaf if isinstance(leaf, jax.Array) else np.array(leaf))
+            else:
+                column[place] = leaf
+        self.epochs.append(epoch)
+
+    def room(self, epochs: Sequence[int]) -> list[np.ndarray]:
+        """Arrays for several items, on a leading axis, which the caller fills."""
+        start, end = len(self.epochs), len(self.epochs) + len(epochs)
+        self.epochs.extend(epochs)
+        columns = [self._column(i, None) for i in range(len(self._columns))]
+        if self._layout.capacity > 1:
+            return [column[start:end] for column in columns]
+        return [column.reshape(1, *column.shape) for column in columns]
+
+    def _column(self, number: int, leaf: Any) -> Any:
+        column = self._columns[number]
+        if column is None:
+            shape, dtype = self._layout.shapes[number]
+            lead = (self._layout.capacity,) if self._layout.capacity > 1 else ()
+            is_on_device = isinstance(leaf, jax.Array)
+            column = [] if is_on_device else _empty((*lead, *shape), dtype)
+            self._columns[number] = column
+        return column
+
+    def leaves(self) -> list[Any]:
         """What a call of the compiled step takes."""
         capacity = self._layout.capacity
         leaves = []
@@ -99,4 +137,4 @@ class Chunk:
                 rest = [column[-1]] * (capacity - len(column))
                 column = jnp.stack([*column, *rest])
             leaves.append(column[0] if isinstance(column, list) else column)
-        return jtu.tree_unflatten(self._layout.treedef, leaves)
+        return leaves

@@ -1,6 +1,7 @@
 """What the Trainer needs from data, wherever it comes from."""
 
 import abc
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,13 +13,23 @@ from jaxtyping import PyTree
 
 from trainer._tree import describe, path_name
 from trainer._types import Batch, Key, Model
+from trainer.data._chunk import Chunk
+
+
+# A loader that is slow hands over what it has after this long. The device is kept busy,
+# and an interrupt or a report does not wait for a whole chunk.
+_SECONDS_PER_CHUNK = 0.02
 
 
 class Item(NamedTuple):
-    """What the host hands to one step, and the epoch that it belongs to."""
+    """What the host hands to one step, and the epoch that it belongs to.
+
+    `leaves` are the arrays of the content. All items of a source have the same form.
+    """
 
     content: PyTree
     epoch: int
+    leaves: list[Any]
 
 
 class Wanted(NamedTuple):
@@ -39,6 +50,41 @@ class Wanted(NamedTuple):
     mask: bool
     may_pad: bool
     like: PyTree
+
+
+class Feed:
+    """Fills chunks with items that come one by one.
+
+    Attributes:
+        content: The content of the first item, or None if there is none.
+    """
+
+    content: PyTree
+
+    def __init__(self, items: Iterator[Item]):
+        self._items = items
+        # It is needed before there is a chunk, to see what an item looks like.
+        self._first = next(items, None)
+        self.content = None if self._first is None else self._first.content
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is not one item."""
+        return self.content is None
+
+    def fill(self, chunk: Chunk, most: int) -> None:
+        """Add items until there are `most`, or, if they are slow, at least one.
+
+        Raises:
+            StopIteration: There are no more; those before have been added.
+        """
+        until = time.perf_counter() + _SECONDS_PER_CHUNK
+        while len(chunk) < most:
+            item = self._first or next(self._items)
+            self._first = None
+            chunk.add(item.leaves, item.epoch)
+            if time.perf_counter() > until:
+                return
 
 
 class AbstractSource(abc.ABC):
@@ -68,7 +114,7 @@ class AbstractSource(abc.ABC):
         """
 
     @abc.abstractmethod
-    def items(self, wanted: Wanted) -> Iterator[Item]:
+    def feed(self, wanted: Wanted) -> Feed:
         """One item for each step from `wanted.start` on."""
 
     @abc.abstractmethod

@@ -12,7 +12,8 @@ from jaxtyping import PyTree
 from trainer._counts import positive_int
 from trainer._tree import canonical, describe, path_name
 from trainer._types import Batch, Model
-from trainer.data._source import AbstractSource, host_batch, Item, pad_batch, Wanted
+from trainer.data._chunk import Chunk
+from trainer.data._source import AbstractSource, Feed, host_batch, pad_batch, Wanted
 
 
 class Arrays(AbstractSource):
@@ -97,29 +98,15 @@ class Arrays(AbstractSource):
         """Steps until every example was seen `num_epochs` times."""
         return -(-num_epochs * self.num_examples // self.batch_size)
 
-    def items(self, wanted: Wanted) -> Iterator[Item]:
+    def feed(self, wanted: Wanted) -> Feed:
         """The row numbers of one batch a step."""
-        # A scalar stands for the mask of a batch that is always full.
-        mask = np.True_ if wanted.mask else None
         seed = []
         if self.shuffle:
             seed = np.asarray(jax.random.key_data(wanted.key)).ravel().tolist()
-        size, total = self.batch_size, self.num_examples
-        end = None if wanted.num_epochs is None else self.num_steps(wanted.num_epochs)
-        step, known = wanted.start, (-1, np.empty(0, np.int32))
-        while end is None or step < end:
-            epoch, offset = divmod(step * size, total)
-            if known[0] != epoch:
-                known = (epoch, self._order(seed, epoch))
-            rows = known[1][offset : offset + size]
-            if len(rows) < size:
-                following = self._order(seed, epoch + 1)
-                rows = np.concatenate([rows, following[: size - len(rows)]])
-                known = (epoch + 1, following)
-            yield Item((rows, mask), epoch)
-            step += 1
+        return _Rows(self, seed, wanted)
 
-    def _order(self, seed: list[int], epoch: int) -> np.ndarray:
+    def order(self, seed: list[int], epoch: int) -> np.ndarray:
+        """The rows in the order of one epoch."""
         if not self.shuffle:
             return np.arange(self.num_examples, dtype=np.int32)
         order = np.random.default_rng([*seed, epoch]).permutation(self.num_examples)
@@ -134,3 +121,46 @@ class Arrays(AbstractSource):
                 yield *pad_batch(batch, self.batch_size), end - start
             else:
                 yield batch, None, end - start
+
+
+class _Rows(Feed):
+    """Numbers of the rows of each batch, cut from the orders of the epochs."""
+
+    def __init__(self, data: Arrays, seed: list[int], wanted: Wanted):
+        self._data, self._seed, self._step = data, seed, wanted.start
+        epochs = wanted.num_epochs
+        self._end = None if epochs is None else data.num_steps(epochs)
+        ended = self._end is not None and self._step >= self._end
+        # A scalar stands for the mask of a batch that is always full.
+        mask = np.True_ if wanted.mask else None
+        rows = np.empty(data.batch_size, np.int32)
+        self.content = None if ended else (rows, mask)
+        self._orders: dict[int, np.ndarray] = {}
+
+    def fill(self, chunk: Chunk, most: int) -> None:
+        """Add the rows of `most` batches, or of those that are left."""
+        size, total = self._data.batch_size, self._data.num_examples
+        count = most if self._end is None else min(most, self._end - self._step)
+        start, end = self._step * size, (self._step + count) * size
+        if count:
+            rows, *masks = chunk.room((np.arange(start, end, size) // total).tolist())
+            rows[...] = self._stretch(start, end).reshape(count, size)
+            for mask in masks:
+                mask[...] = True
+        self._step += count
+        if count < most:
+            raise StopIteration
+
+    def _stretch(self, start: int, end: int) -> np.ndarray:
+        """The examples `start` to `end` of the endless stream of epochs."""
+        total, pieces = self._data.num_examples, [np.empty(0, np.int32)]
+        epochs = range(start // total, -(-end // total))
+        self._orders = {e: self._order(e) for e in epochs}
+        for epoch, order in self._orders.items():
+            first = epoch * total
+            pieces.append(order[max(start - first, 0) : end - first])
+        return np.concatenate(pieces)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        known = self._orders.get(epoch)
+        return self._data.order(self._seed, epoch) if known is None else known

@@ -1,20 +1,19 @@
 """Batches from any loader: jax-dataloader, PyTorch, a list, a generator."""
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any
 
-import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
 from trainer._counts import positive_int
 from trainer._types import Batch, Model
-from trainer.data._chunk import does_not_fit, Layout
+from trainer.data._chunk import does_not_fit
+from trainer.data._ragged import Ragged, Shaping
 from trainer.data._source import (
     AbstractSource,
+    Feed,
     host_batch,
     Item,
     num_examples,
@@ -22,9 +21,6 @@ from trainer.data._source import (
     Wanted,
 )
 from trainer.data.sampler import AbstractSampler, Sampled
-
-
-Ragged = Literal["pad", "drop", "error"]
 
 
 class Loader(AbstractSource):
@@ -54,6 +50,7 @@ class Loader(AbstractSource):
         ValueError: An option is not one of its values.
 
     Example:
+        >>> import numpy as np
         >>> batches = [(np.ones((4, 2)), np.ones(4)), (np.ones((3, 2)), np.ones(3))]
         >>> [count for _, _, count in Loader(batches).batches(pad=False)]
         [4, 3]
@@ -93,24 +90,27 @@ class Loader(AbstractSource):
         except TypeError:
             return None
 
-    def items(self, wanted: Wanted) -> Iterator[Item]:
+    def feed(self, wanted: Wanted) -> Feed:
         """One batch a step. Those before the first step wanted are read and skipped."""
         if self._ragged == "pad" and not wanted.may_pad:
             raise TypeError(
                 "`ragged='pad'` needs every loss to take `mask`, and one does not. "
                 "Take `mask` and average over the examples where it is True."
             )
-        fit = _Fit(self._ragged, wanted)
+        return Feed(self._items(wanted))
+
+    def _items(self, wanted: Wanted) -> Iterator[Item]:
+        fit = Shaping(self._ragged, wanted)
         length, iterator = self._steps_per_epoch, self._open()
         # An iterator goes on from where it stands: nothing is there to be skipped.
         once = iterator is self._source
         epoch, count = divmod(wanted.start, length) if once and length else (0, 0)
         done = wanted.start if once else 0
         while wanted.num_epochs is None or epoch < wanted.num_epochs:
-            for content in _fitting(iterator, fit, length and length - count):
+            for leaves in _fitting(iterator, fit, length and length - count):
                 count += 1
                 if done >= wanted.start:
-                    yield Item(content, epoch)
+                    yield Item(fit.content(leaves), epoch, leaves)
                 done += 1
             self._check_epoch(epoch, count, done if once else None, fit)
             epoch += 1
@@ -127,7 +127,7 @@ class Loader(AbstractSource):
         return iter(source if _can_be_iterated(source) else source())
 
     def _check_epoch(
-        self, epoch: int, count: int, done: int | None, fit: "_Fit"
+        self, epoch: int, count: int, done: int | None, fit: "Shaping"
     ) -> None:
         if done is not None and count == 0:
             raise ValueError(
@@ -162,95 +162,12 @@ class Loader(AbstractSource):
                 yield batch, None, count
 
 
-class _Fit:
-    """Brings every batch to the shape of the first, or says why that cannot be.
-
-    Attributes:
-        layout: What the first batch looks like; None before there was one.
-        full: The mask of a batch that is not short, or None.
-        short: The last batch that was left out, or None.
-    """
-
-    def __init__(self, ragged: Ragged | None, wanted: Wanted):
-        self.wanted = wanted
-        self.said = ragged is not None
-        self.ragged = ragged or ("pad" if wanted.may_pad else "drop")
-        self.layout: Layout | None = None
-        self.full: np.ndarray | None = None
-        self.short: Batch = None
-        if wanted.like is not None:
-            self._learn(wanted.like[0])
-
-    def __call__(self, batch: Any) -> PyTree | None:
-        """Return the batch and its mask, or None to leave it out."""
-        # Most batches are as they should be, and nothing need be done to them.
-        if self.layout is not None and self.layout.fits(batch):
-            return batch, self.full
-        batch = host_batch(batch)
-        layout = self.layout or self._learn(batch)
-        if layout.fits(batch):
-            return batch, self.full
-        like = layout.like
-        if not _only_shorter(like, batch):
-            raise does_not_fit(like, batch)
-        return self._short(batch, num_examples(batch), num_examples(like))
-
-    def _learn(self, batch: Batch) -> Layout:
-        """Take a batch for the one that all others must be like."""
-        self.layout = Layout(batch, 1)
-        if self.wanted.mask:
-            sizes = {
-                np.shape(leaf)[0] for leaf in jtu.tree_leaves(batch) if np.ndim(leaf)
-            }
-            if len(sizes) > 1:
-                raise ValueError(
-                    f"The arrays of a batch have {sorted(sizes)} examples, and the "
-                    "loss takes a `mask` with one value an example. Give all the same."
-                )
-            self.full = np.ones(num_examples(batch), np.bool_)
-        return self.layout
-
-    def _short(self, batch: Batch, count: int, size: int) -> PyTree | None:
-        if self.ragged == "error":
-            raise ValueError(
-                f"A batch has {count} examples and the first had {size}. "
-                "`ragged='error'` was asked for; `'pad'` and `'drop'` go on."
-            )
-        if not self.said:
-            self.said = True
-            done = "padded and masked" if self.ragged == "pad" else "left out"
-            why = "every loss takes" if self.ragged == "pad" else "not every loss takes"
-            warnings.warn(
-                f"A batch of {count} examples, where the first had {size}, is {done}, "
-                f"because {why} `mask`. Write `tr.Loader(batches, ragged=...)` to "
-                "choose.",
-                stacklevel=2,
-            )
-        if self.ragged == "drop":
-            self.short = batch
-            return None
-        batch, mask = pad_batch(batch, size)
-        return batch, mask if self.wanted.mask else None
-
-
-def _only_shorter(like: Batch, batch: Batch) -> bool:
-    """Whether `batch` is `like` with fewer examples in every leaf."""
-    if jtu.tree_structure(like) != jtu.tree_structure(batch):
-        return False
-    size, count = num_examples(like), num_examples(batch)
-    pairs = zip(jtu.tree_leaves(like), jtu.tree_leaves(batch), strict=True)
-    return 0 < count < size and all(
-        a.dtype == b.dtype
-        and (a.shape == b.shape == () or (size, *a.shape[1:]) == a.shape)
-        and b.shape == (() if a.shape == () else (count, *a.shape[1:]))
-        for a, b in pairs
-    )
-
-
-def _fitting(iterator: Iterator[Any], fit: _Fit, most: int | None) -> Iterator[PyTree]:
-    """Up to `most` batches that are not left out."""
-    contents = (fit(batch) for batch in iterator)
-    return itertools.islice((c for c in contents if c is not None), most)
+def _fitting(
+    iterator: Iterator[Any], fit: Shaping, most: int | None
+) -> Iterator[list[Any]]:
+    """The arrays of up to `most` batches that are not left out."""
+    found = map(fit, iterator)
+    return itertools.islice((x for x in found if x is not None), most)
 
 
 def _only_once(iterator: Iterator[Any]) -> bool:

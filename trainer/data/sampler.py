@@ -2,6 +2,7 @@
 
 import abc
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxtyping import PyTree
 
 from trainer._tree import describe, first_difference
 from trainer._types import Batch, Key, Model
-from trainer.data._source import AbstractSource, Item, num_examples, Wanted
+from trainer.data._source import AbstractSource, Feed, Item, num_examples, Wanted
 
 
 class AbstractSampler(eqx.Module):
@@ -117,11 +118,10 @@ class Sampled(AbstractSource):
         mask = jnp.ones(num_examples(batch), bool) if rows else None
         return batch, mask, carry
 
-    def items(self, wanted: Wanted) -> Iterator[Item]:
+    def feed(self, wanted: Wanted) -> Feed:
         """A step for as long as steps are wanted."""
         del wanted
-        while True:
-            yield Item((), 0)
+        return Feed(itertools.repeat(Item((), 0, [])))
 
     def num_steps(self, num_epochs: int) -> int | None:
         """There are no epochs."""

@@ -1,0 +1,1 @@
+"""The loops that `benchmarks/compare.py` times side by side."""
