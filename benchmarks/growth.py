@@ -3,21 +3,25 @@
     python benchmarks/growth.py [leaves branches steps memory cache overlap ensemble]
         [--json readings.json]
 
-Each row is measured in a process of its own where memory or compiling is looked at, and
-else in turns with what it is compared with. README.md explains the parts.
+Without a part, all of them are measured, and their tables written to
+`docs/performance.md`, or with `--json` to that file.
+README.md explains the parts.
 """
 
 import argparse
 import itertools
 import json
+import operator
 import os
 import pathlib
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import equinox as eqx
@@ -31,6 +35,7 @@ import trainer as tr
 
 
 ROUNDS = 7
+BEGIN, END = "<!-- growth -->", "<!-- end of growth -->"
 
 
 def mse(model, batch):
@@ -70,7 +75,7 @@ def in_turns(runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
 
 
 def ratio(over: list[float], under: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+    return statistics.median(map(operator.truediv, over, under))
 
 
 def leaves() -> list[dict[str, Any]]:
@@ -84,8 +89,7 @@ def leaves() -> list[dict[str, Any]]:
 
         def one(model: Any, batch: Any, loss: Any = loss) -> Any:
             value, grads = jax.value_and_grad(loss)(model, batch)
-            updates, _ = optax.sgd(1e-2).update(grads, optax.EmptyState())
-            return optax.apply_updates(model, updates), value
+            return jax.tree.map(lambda w, g: w - 1e-2 * g, model, grads), value
 
         flat, batch = jax.jit(one, donate_argnums=0), batch.astype(np.float32)
 
@@ -193,27 +197,30 @@ def cache() -> list[dict[str, Any]]:
 
 def overlap() -> list[dict[str, Any]]:
     """Loading that sleeps 5 ms, and a step that takes about 5 ms."""
+
     a = jnp.eye(192) + 0.01
 
     def loss(model, batch):
         work = lambda _, b: b @ a / jnp.linalg.norm(b)
-        busy = jax.lax.stop_gradient(jax.lax.fori_loop(0, rounds, work, a).sum())
-        return jnp.sum((model - batch) ** 2) + 0 * busy
+        start = a + jax.lax.stop_gradient(model[0])
+        busy = jax.lax.fori_loop(0, rounds, work, start).sum()
+        return jnp.sum((model - batch) ** 2) + 0 * jax.lax.stop_gradient(busy)
 
     def loaded(seconds: float) -> Any:
         for _ in range(400):
             time.sleep(seconds)
             yield np.zeros(3, np.float32)
 
-    rounds, per_step, fit = 1, {"step alone": 1e-3}, None
-    while fit is None or per_step["step alone"] < 4.5e-3:
-        rounds = int(rounds * max(1.1, 5e-3 / per_step["step alone"]))
+    rounds, per_step, fit = 100, {"step alone": 5e-3}, None
+    for _ in range(4):
+        rounds = max(1, int(rounds * 5e-3 / per_step["step alone"]))
         trainer = tr.Trainer(loss, optax.sgd(1e-2))
         fit = lambda s, n, t=trainer: t.fit(
             jnp.zeros(3), lambda: loaded(s), num_steps=n, progress=False
         )
         fit(0.0, 20)
         per_step["step alone"] = clock(lambda fit=fit: fit(0.0, 200)) / 200
+    assert fit is not None
     per_step["loading alone"] = clock(lambda: list(loaded(5e-3))) / 400
     per_step["both"] = clock(lambda: fit(5e-3, 400)) / 400
     return [{"what": name, "ms": s * 1e3} for name, s in per_step.items()]
@@ -243,14 +250,27 @@ PARTS = {
 }
 
 
-def show(name: str, rows: list[dict[str, Any]]) -> None:
-    print(f"\n{name}: {PARTS[name].__doc__}")
-    for row in rows:
-        cells = (
-            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-            for k, v in row.items()
-        )
-        print("  " + ", ".join(cells), flush=True)
+def tables(readings: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """A table for each part, as `docs/performance.md` has them."""
+    for name, rows in readings.items():
+        heads = list(dict.fromkeys(head for row in rows for head in row))
+        yield from (f"**{name.capitalize()}.** {PARTS[name].__doc__}", "")
+        yield "| " + " | ".join(heads) + " |"
+        yield "|---|" + "---:|" * (len(heads) - 1)
+        for row in rows:
+            values = (row.get(head, "") for head in heads)
+            cells = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in values)
+            yield "| " + " | ".join(cells) + " |"
+        yield ""
+
+
+def write_page(readings: dict[str, list[dict[str, Any]]]) -> None:
+    path = pathlib.Path(__file__).parents[1] / "docs" / "performance.md"
+    before, rest = path.read_text().split(BEGIN)
+    versions = ", ".join(f"{n} {version(n)}" for n in ("jax", "equinox", "optax"))
+    about = f"Python {platform.python_version()}, {versions}; {os.cpu_count()} cores."
+    text = "\n".join([about, "", *tables(readings)])
+    path.write_text(f"{before}{BEGIN}\n\n{text}{END}{rest.split(END)[1]}")
 
 
 def main() -> None:
@@ -261,9 +281,11 @@ def main() -> None:
     readings = {}
     for name in args.parts or PARTS:
         readings[name] = PARTS[name]()
-        show(name, readings[name])
+        print(*tables({name: readings[name]}), sep="\n", flush=True)
     if args.json:
         args.json.write_text(json.dumps(readings, indent=1))
+    elif not args.parts:
+        write_page(readings)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """Evaluate: inference mode, weighted by examples, one compile a shape."""
 
+import dataclasses
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import optax
 import pytest
@@ -118,3 +122,27 @@ def test_a_schedule_in_which_some_losses_take_a_mask():
     found = trainer(mixed).evaluate(mlp(), batches(7))
     expected = float(mse(mlp(), data()))
     assert found["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_convolutions_of_a_branch_are_in_the_order_that_is_fast_on_a_cpu():
+    conv = eqx.nn.Conv2d(8, 16, 3, key=jr.key(0))
+    x = jr.normal(jr.key(1), (4, 8, 6, 6))
+
+    def square(model, batch):
+        return jnp.mean(jax.vmap(model)(batch) ** 2)
+
+    def size(model, batch):
+        return jnp.mean(jnp.abs(jax.vmap(model)(batch)))
+
+    own = tr.Trainer(tr.switch_every(2, square, size), SGD)
+    found = own.evaluate(conv, [x])
+    assert found["loss"] == pytest.approx(float(square(conv, x)), rel=1e-5)
+    one_batch = own._evaluator._known[0].one_batch
+    state = dataclasses.replace(own.init(conv), opt_state=None)
+    memory = dataclasses.replace(state.memory, num_steps=jnp.int32(1))
+    arrays = eqx.filter(dataclasses.replace(state, memory=memory), eqx.is_array)
+    program = jax.make_jaxpr(one_batch)(arrays, None, x, None, np.uint32(0))
+    text = str(program)
+    assert "conv_general_dilated" in text
+    assert "lhs_spec=(0, 3, 1, 2)" in text
+    assert "lhs_spec=(0, 1, 2, 3)" not in text

@@ -48,11 +48,11 @@ def test_nothing_is_read_between_reports(never_late, host_reads):  # noqa: F811
     )
     fit(20)
     counts = []
-    for steps in (40, 4000, 8000, 8300):
+    for steps in (40, 400, 800, 830):
         host_reads.clear()
         fit(steps)
         counts.append(len(host_reads))
-    # The metric buffer holds 8200 steps: it is read once more when it was full.
+    # The metric buffer holds 820 steps: it is read once more when it was full.
     assert counts[0] == counts[1] == counts[2] == counts[3] - 1, counts
 
 

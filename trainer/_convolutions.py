@@ -10,8 +10,10 @@ the dimensions in order. So they are put in order here, as transposes around eac
 convolution. XLA would add the same ones, and merges those of them that meet.
 """
 
+import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,6 +67,28 @@ def channels_last(
         ['transpose', 'transpose', 'conv_general_dilated', 'transpose']
     """
     return _rewritten(closed, {})
+
+
+def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays that computes the same, by `channels_last`.
+
+    It is traced where it is called: use it below `jax.jit`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer._convolutions import ordered
+        >>> float(ordered(lambda x: jnp.sum(x["a"]))({"a": jnp.ones(3)}))
+        3.0
+    """
+
+    @functools.wraps(function)
+    def inner(*args: Any) -> Any:
+        closed, out = jax.make_jaxpr(function, return_shape=True)(*args)
+        run = jax.extend.core.jaxpr_as_fun(channels_last(closed))
+        found = run(*jtu.tree_leaves(args))
+        return jtu.tree_unflatten(jtu.tree_structure(out), found)
+
+    return inner
 
 
 def is_worth(eqn: Any) -> bool:
@@ -136,7 +160,7 @@ def _anew(program: Any, seen: dict[int, Any]) -> Any:
 def _equations(eqn: Any, seen: dict[int, Any]) -> list[Any]:
     """Rewrite an equation, and the jaxprs in its parameters."""
     if is_worth(eqn):
-        return _ordered(eqn)
+        return _in_place(eqn)
     # In a `shard_map` types say along which axes of the mesh an array varies.
     if eqn.primitive.name == "shard_map":
         return [eqn]
@@ -153,7 +177,7 @@ def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
-def _ordered(eqn: Any) -> list[Any]:
+def _in_place(eqn: Any) -> list[Any]:
     """Write a convolution with its dimensions in order, between transposes."""
     lhs_spec, rhs_spec, out_spec = eqn.params["dimension_numbers"]
     last = lambda spec: (spec[0], *spec[2:], spec[1])

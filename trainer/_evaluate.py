@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer._baked import Baked
 from trainer._composed import branches_of, check_loss, evaluate_loss, takes
+from trainer._convolutions import ordered
 from trainer._explain import explain_trace
 from trainer._losses import Given
 from trainer._metrics import Metric
@@ -34,7 +35,10 @@ class _Evaluation:
         self.loss, self.static, self.baked = loss, static, Baked(loss)
         self.loss_of = loss_of
         # Not `filter_jit`: its cache would keep the Trainer for as long as the process.
-        self.one_batch = jax.jit(self._one_batch)
+        is_cpu = jax.default_backend() == "cpu"
+        self.one_batch = jax.jit(
+            ordered(self._one_batch) if is_cpu else self._one_batch
+        )
 
     def fits(self, loss: Any, static: Any, loss_of: LossOf | None) -> bool:
         """Whether it computes what this loss would compute now."""

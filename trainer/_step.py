@@ -25,12 +25,18 @@ from trainer._metrics import MetricBuffer
 from trainer._program import AbstractProgram
 from trainer._state import TrainState
 from trainer._tree import canonical, first_difference, strong, struct
+from trainer._turns import in_turns
 from trainer._types import RecompileError
 from trainer.data import AbstractSource, Chunk, does_not_fit, Layout
 
 
-_ROWS = 8192
+# How many calls fit into the metric buffer. In a step of small arrays that are called
+# one by one, a buffer of more than 512 bytes alone makes XLA:CPU hand the work to other
+# threads, which takes 100 us.
+_CALLS = 82
 _SMALL = 1024
+# Seconds, as estimated, of a step that is worth to be compiled for each branch.
+_SMALL_STEP = 1e-4
 
 
 class CompiledStep:
@@ -77,10 +83,12 @@ class CompiledStep:
             steps_per_call = choose_steps_per_call(self.pace, content, period, platform)
         self.steps_per_call, self.most = steps_per_call, 1
         self.layout = Layout(content, steps_per_call)
-        self.rows = -(-_ROWS // steps_per_call) * steps_per_call
+        self.rows = _CALLS * steps_per_call
         self._buffer = MetricBuffer(metrics, self.rows)
         if platform == "cpu":
             closed = channels_last(closed)
+        if platform == "cpu" and self.pace < _SMALL_STEP:
+            closed = in_turns(closed, len(jtu.tree_leaves(self.flat.arrays)))
         # Large arrays that a loss closed over are arguments, not part of the program:
         # XLA would copy them into it, and try to fold what is computed from them.
         large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
