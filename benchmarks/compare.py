@@ -212,8 +212,8 @@ def main() -> None:
         readings[work] = {"about": about, "loops": loops, "missing": missing}
         if args.json or not args.quick:
             # After each work, so that what was read is kept if the next one fails.
-            ordered = {name: readings[name] for name in WORKS if name in readings}
-            path.write_text(json.dumps(ordered) + "\n")
+            path.write_text(json.dumps(readings) + "\n")
+    readings = {name: readings[name] for name in WORKS if name in readings}
     if args.quick:
         print(*ratios(readings), sep="\n")
     elif not args.json:

@@ -125,6 +125,17 @@ def test_a_step_that_is_not_finite_is_found_however_late(
     assert equal(trainer.last_state.opt_state, want.opt_state)
 
 
+@pytest.mark.parametrize("steps_per_call", [1, 2, 4])
+def test_data_may_end_where_a_report_was(steps_per_call, always_late):
+    trainer = tr.Trainer(mse, optax.sgd(0.01), steps_per_call=steps_per_call)
+    every = tr.Evaluate(batches(), every=4)
+    result = trainer.fit(
+        mlp(), batches(), num_epochs=2, callbacks=[every], progress=False
+    )
+    assert len(result.history["loss"]) == 8
+    assert result.stop_reason == "num_epochs"
+
+
 def test_a_callback_sees_its_own_steps_metrics(always_late):
     seen = []
 

@@ -156,7 +156,7 @@ class Loop:
             self._read_rows()
         self._queue.hold()
         late = time.perf_counter() - self._reported_at > _SECONDS_PER_REPORT
-        if late or self._row == self._compiled.rows:
+        if self._row and (late or self._row == self._compiled.rows):
             self._put_aside()
 
     def _put_aside(self) -> None:
