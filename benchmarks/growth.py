@@ -27,9 +27,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import optax
+from suite.works import make_data, make_losses, make_model, WORKS
 
 import trainer as tr
 
@@ -38,23 +38,16 @@ ROUNDS = 7
 BEGIN, END = "<!-- growth -->", "<!-- end of growth -->"
 
 
-def mse(model, batch):
-    x, y = batch
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+TINY = WORKS["tiny"]
+mse, huber = make_losses(TINY)
 
 
-def huber(model, batch):
-    x, y = batch
-    return jnp.mean(optax.huber_loss(jax.vmap(model)(x), y))
-
-
-def tiny(seed: int = 0) -> Any:
-    return eqx.nn.MLP(10, 1, 64, 2, key=jr.key(seed))
+def tiny(seed: Any = 0) -> Any:
+    return make_model(TINY, seed)
 
 
 def arrays() -> tr.Arrays:
-    x = np.random.default_rng(0).standard_normal((4096, 10), np.float32)
-    return tr.Arrays(x, np.sin(x.sum(1, keepdims=True)), batch_size=64)
+    return tr.Arrays(*make_data(TINY), batch_size=TINY.batch_size)
 
 
 def clock(run: Callable[[], Any]) -> float:

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec
 
 from trainer._convolutions import channels_last, is_worth
-from trainer._cost import _inner
+from trainer._cost import inner_jaxprs
 
 
 def normal(*shape, dtype="float32"):
@@ -29,7 +29,7 @@ def convolutions(jaxpr):
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "conv_general_dilated":
             yield eqn
-        for inner in _inner(eqn):
+        for inner in inner_jaxprs(eqn):
             yield from convolutions(inner)
 
 
@@ -255,7 +255,7 @@ def test_a_program_with_nothing_to_change_is_the_same_object():
 def test_a_jaxpr_in_several_places_stays_one():
     shared = jax.jit(lambda x, w: layer(x, w)[:, :8])
     before = jax.make_jaxpr(lambda x, w: shared(shared(x, w), w))(X, W)
-    one, other = (eqn for eqn in channels_last(before).jaxpr.eqns if _inner(eqn))
+    one, other = (eqn for eqn in channels_last(before).jaxpr.eqns if inner_jaxprs(eqn))
     assert one.params["jaxpr"] is other.params["jaxpr"]
 
 

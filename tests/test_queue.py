@@ -185,7 +185,7 @@ def test_a_later_fit_is_not_bound_by_the_first_ones_callbacks():
 def items(seconds, count):
     for number in range(count):
         time.sleep(seconds)
-        yield Item(None, number, [np.float32(number)])
+        yield Item([np.float32(number)], number)
 
 
 def filled(feed, most):
@@ -200,7 +200,7 @@ def filled(feed, most):
 
 
 def test_a_slow_loader_hands_over_what_it_has():
-    feed = Feed(items(0.03, 4))
+    feed = Feed(items(0.03, 4), list)
     found = []
     while not (found and found[-1] == "end"):
         part = filled(feed, 100)
@@ -210,7 +210,7 @@ def test_a_slow_loader_hands_over_what_it_has():
 
 
 def test_a_quick_loader_fills_the_chunk_and_says_when_it_ends():
-    feed = Feed(items(0.0, 7))
+    feed = Feed(items(0.0, 7), list)
     assert filled(feed, 3) == [0, 1, 2]
     assert filled(feed, 4) == [3, 4, 5, 6]
     assert filled(feed, 4) == ["end"]
@@ -221,7 +221,7 @@ def test_an_error_in_the_data_comes_after_the_items_before_it():
         yield from items(0.0, 2)
         raise OSError("gone")
 
-    feed, chunk = Feed(failing()), Chunk(Layout(np.float32(0), 100))
+    feed, chunk = Feed(failing(), list), Chunk(Layout(np.float32(0), 100))
     with pytest.raises(OSError, match="gone"):
         feed.fill(chunk, 5)
     assert len(chunk) == 2

@@ -17,7 +17,7 @@ _BYTES_PER_CALL_ELSEWHERE = 2**24
 _MOST_STEPS, _FEW_STEPS = 100, 8
 
 
-def _inner(eqn: Any) -> list[Any]:
+def inner_jaxprs(eqn: Any) -> list[Any]:
     """The jaxprs inside an equation: of a jit, a scan, the branches of a cond."""
     leaves = jtu.tree_leaves(
         list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
@@ -29,7 +29,7 @@ def flops(jaxpr: Any) -> float:
     """Count the floating-point operations of a jaxpr, roughly."""
     total = 0.0
     for eqn in jaxpr.eqns:
-        inner = [flops(j) for j in _inner(eqn)]
+        inner = [flops(j) for j in inner_jaxprs(eqn)]
         if inner:
             total += max(inner) * eqn.params.get("length", 1)
             continue

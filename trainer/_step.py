@@ -87,8 +87,8 @@ class CompiledStep:
         self._buffer = MetricBuffer(metrics, self.rows)
         if platform == "cpu":
             closed = channels_last(closed)
-        if platform == "cpu" and self.pace < _SMALL_STEP:
-            closed = in_turns(closed, len(jtu.tree_leaves(self.flat.arrays)))
+            if self.pace < _SMALL_STEP:
+                closed = in_turns(closed, len(jtu.tree_leaves(self.flat.arrays)))
         # Large arrays that a loss closed over are arguments, not part of the program:
         # XLA would copy them into it, and try to fold what is computed from them.
         large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]

@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
-import jax.tree_util as jtu
+
+from trainer._cost import inner_jaxprs
+from trainer._tree import strong
 
 
 _MOST_BRANCHES = 4
@@ -74,7 +76,7 @@ def in_turns(closed: Any, num_state: int) -> Any:
             operands = [_read(v, found) for v in choice.invars[1:]]
             out = jax.extend.core.jaxpr_as_fun(branch)(*operands)
             out = [x for v, x in zip(choice.outvars, out, strict=True) if v in chosen]
-            return [*map(_strong, finish(*own, *out))]
+            return [strong(jnp.asarray(x)) for x in finish(*own, *out)]
 
         rest = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in outputs[num_state:]]
         carry = [*flat[:num_state], *rest]
@@ -109,11 +111,8 @@ def _function(jaxpr: Any, eqns: list[Any], constvars: Any, inputs: Any, outputs:
 
 
 def _is_heavy(eqn: Any) -> bool:
-    is_jaxpr = lambda x: hasattr(x, "eqns")
-    leaves = jtu.tree_leaves([*eqn.params.values()], is_leaf=is_jaxpr)
-    inner = [getattr(x, "jaxpr", x) for x in leaves if is_jaxpr(x)]
-    own = eqn.primitive.name in _HEAVY
-    return own or any(_is_heavy(e) for jaxpr in inner for e in jaxpr.eqns)
+    inner = (e for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
+    return eqn.primitive.name in _HEAVY or any(map(_is_heavy, inner))
 
 
 def _is_literal(variable: Any) -> bool:
@@ -122,10 +121,3 @@ def _is_literal(variable: Any) -> bool:
 
 def _read(variable: Any, known: dict[Any, Any]) -> Any:
     return variable.val if _is_literal(variable) else known[variable]
-
-
-def _strong(value: Any) -> Any:
-    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
-    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        return value
-    return jax.lax.convert_element_type(value, value.dtype)

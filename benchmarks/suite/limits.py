@@ -21,11 +21,9 @@ from .works import (
     make_model,
     RATE,
     rows_of_steps,
+    SWITCH_EVERY,
     Work,
 )
-
-
-SWITCH_EVERY = 100
 
 
 def make(work: Work, kind: str, switched: bool, chunk: int = 100) -> Any:

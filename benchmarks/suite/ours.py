@@ -10,10 +10,15 @@ import optax
 
 import trainer as tr
 
-from .works import make_batches, make_data, make_losses, make_model, RATE, Work
-
-
-SWITCH_EVERY = 100
+from .works import (
+    make_batches,
+    make_data,
+    make_losses,
+    make_model,
+    RATE,
+    SWITCH_EVERY,
+    Work,
+)
 
 
 def make(work: Work, data: str, steps_per_call: Any = "auto") -> Callable[[int], int]:

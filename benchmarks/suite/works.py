@@ -9,6 +9,7 @@ import numpy as np
 
 EXAMPLES = 4096
 RATE = 1e-3
+SWITCH_EVERY = 100
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ def rows_of_steps(work: Work) -> Iterator[np.ndarray]:
         yield from order.reshape(-1, work.batch_size)
 
 
-def make_model(work: Work) -> Any:
+def make_model(work: Work, seed: Any = 0) -> Any:
     """The network in Equinox."""
     import equinox as eqx
     import jax.random as jr
 
-    key = jr.key(0)
+    key = jr.key(seed)
     if work.convolutions:
         return _make_convolutions(key)
     first, width, *_, last = work.sizes

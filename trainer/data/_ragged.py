@@ -39,17 +39,12 @@ class Shaping:
         # Most batches are as they should be, and nothing need be done to them.
         leaves = None if self.layout is None else self.layout.leaves(batch)
         if leaves is None:
-            return self._mended(host_batch(batch))
+            batch = host_batch(batch)
+            layout = self.layout or self._learn(batch)
+            leaves = layout.leaves(batch)
+            if leaves is None:
+                return self._short(batch, layout.like)
         return leaves if self.full is None else [*leaves, self.full]
-
-    def _mended(self, batch: Batch) -> list[Any] | None:
-        layout = self.layout or self._learn(batch)
-        leaves = layout.leaves(batch)
-        if leaves is not None:
-            return leaves if self.full is None else [*leaves, self.full]
-        if not _only_shorter(layout.like, batch):
-            raise does_not_fit(layout.like, batch)
-        return self._short(batch, num_examples(batch), num_examples(layout.like))
 
     def content(self, leaves: list[Any]) -> PyTree:
         """The batch and its mask, which may be None, as a step takes them."""
@@ -73,7 +68,10 @@ class Shaping:
             self.full = np.ones(num_examples(batch), np.bool_)
         return self.layout
 
-    def _short(self, batch: Batch, count: int, size: int) -> list[Any] | None:
+    def _short(self, batch: Batch, like: Batch) -> list[Any] | None:
+        if not _only_shorter(like, batch):
+            raise does_not_fit(like, batch)
+        count, size = num_examples(batch), num_examples(like)
         if self.ragged == "error":
             raise ValueError(
                 f"A batch has {count} examples and the first had {size}. "

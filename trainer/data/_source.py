@@ -2,7 +2,7 @@
 
 import abc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +22,13 @@ _SECONDS_PER_CHUNK = 0.02
 
 
 class Item(NamedTuple):
-    """What the host hands to one step, and the epoch that it belongs to.
+    """The arrays that the host hands to one step, and the epoch that they belong to.
 
-    `leaves` are the arrays of the content. All items of a source have the same form.
+    All items of a source have the same form.
     """
 
-    content: PyTree
-    epoch: int
     leaves: list[Any]
+    epoch: int
 
 
 class Wanted(NamedTuple):
@@ -61,16 +60,13 @@ class Feed:
 
     content: PyTree
 
-    def __init__(self, items: Iterator[Item]):
+    def __init__(
+        self, items: Iterator[Item], as_content: Callable[[list[Any]], PyTree]
+    ):
         self._items = items
         # It is needed before there is a chunk, to see what an item looks like.
-        self._first = next(items, None)
-        self.content = None if self._first is None else self._first.content
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is not one item."""
-        return self.content is None
+        first = self._first = next(items, None)
+        self.content = None if first is None else as_content(first.leaves)
 
     def fill(self, chunk: Chunk, most: int) -> None:
         """Add items until there are `most`, or, if they are slow, at least one.

@@ -97,10 +97,10 @@ class Loader(AbstractSource):
                 "`ragged='pad'` needs every loss to take `mask`, and one does not. "
                 "Take `mask` and average over the examples where it is True."
             )
-        return Feed(self._items(wanted))
-
-    def _items(self, wanted: Wanted) -> Iterator[Item]:
         fit = Shaping(self._ragged, wanted)
+        return Feed(self._items(wanted, fit), fit.content)
+
+    def _items(self, wanted: Wanted, fit: Shaping) -> Iterator[Item]:
         length, iterator = self._steps_per_epoch, self._open()
         # An iterator goes on from where it stands: nothing is there to be skipped.
         once = iterator is self._source
@@ -110,7 +110,7 @@ class Loader(AbstractSource):
             for leaves in _fitting(iterator, fit, length and length - count):
                 count += 1
                 if done >= wanted.start:
-                    yield Item(fit.content(leaves), epoch, leaves)
+                    yield Item(leaves, epoch)
                 done += 1
             self._check_epoch(epoch, count, done if once else None, fit)
             epoch += 1

@@ -121,7 +121,7 @@ class Sampled(AbstractSource):
     def feed(self, wanted: Wanted) -> Feed:
         """A step for as long as steps are wanted."""
         del wanted
-        return Feed(itertools.repeat(Item((), 0, [])))
+        return Feed(itertools.repeat(Item([], 0)), tuple)
 
     def num_steps(self, num_epochs: int) -> int | None:
         """There are no epochs."""
