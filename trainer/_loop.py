@@ -87,8 +87,18 @@ class Loop:
         return self._compiled.flat.unflatten(self._leaves)
 
     def is_lost(self) -> bool:
-        """Whether a call was cut off after it had taken the state."""
-        return any(leaf.is_deleted() for leaf in self._leaves)
+        """Whether a call took the state and failed.
+
+        A call may fail after it has handed out the arrays of its state: waiting for
+        them tells. After the last report they are there already.
+        """
+        if any(leaf.is_deleted() for leaf in self._leaves):
+            return True
+        try:
+            jax.block_until_ready(self._leaves)
+        except jax.errors.JaxRuntimeError:
+            return True
+        return False
 
     def run(self, num_steps: int | None) -> None:
         """Run up to `num_steps` completed updates, or the end of the items."""
