@@ -29,6 +29,8 @@ class Holder(tr.Trainer):
     cfg: dict
     table: np.ndarray
     options: types.SimpleNamespace
+    terms: list
+    rate: float
 
     def __init__(self, **attributes):
         vars(self).update(attributes)
@@ -36,7 +38,7 @@ class Holder(tr.Trainer):
         super().__init__(optimizer=optax.sgd(0.1))
 
     def loss(self, model, batch):
-        return jnp.sum(model**2) * self.scale()
+        return jnp.sum(model**2) * self.scale() * sum(self.terms) * self.rate
 
     def scale(self):
         return self.cfg["beta"] + self.table[0] + self.options.gamma
@@ -49,24 +51,49 @@ def run(trainer, model=None, num_steps=3, **kwargs):
 
 def holder():
     options = types.SimpleNamespace(gamma=1.0)
-    return Holder(cfg={"beta": 0.0}, table=np.zeros(2), options=options)
+    parts = {"options": options, "terms": [1.0], "rate": 1.0}
+    return Holder(cfg={"beta": 0.0}, table=np.zeros(2), **parts)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda t: t.cfg.update(beta=1.0), "Attribute `cfg` of `Holder` has changed"),
-        (lambda t: t.table.fill(2.0), "Attribute `table` of `Holder`"),
-        (lambda t: setattr(t.options, "gamma", 2), "Attribute `options` of `Holder`"),
+        (lambda t: t.cfg.update(beta=1.0), "`cfg['beta']` of `Holder`"),
+        (lambda t: t.table.fill(2.0), "`table[0]` of `Holder`"),
+        (lambda t: setattr(t.options, "gamma", 2), "`options.gamma` of `Holder`"),
+        (lambda t: vars(t).update(rate=2.0), "`rate` of `Holder`"),
+        (lambda t: object.__setattr__(t, "rate", 2.0), "`rate` of `Holder`"),
+        (lambda t: object.__delattr__(t, "rate"), "`rate` of `Holder`"),
+        (lambda t: t.terms.append(2.0), "`terms` of `Holder`"),
     ],
-    ids=["dict", "array", "object"],
+    ids=["dict", "array", "object", "vars", "setattr", "delattr", "list"],
 )
 def test_an_attribute_changed_in_place_raises(change, text):
     trainer = holder()
     result = run(trainer)
     change(trainer)
-    with pytest.raises(tr.RecompileError, match=re.escape(text)):
+    with pytest.raises(tr.RecompileError, match=f"^Attribute {re.escape(text)}, read"):
         run(trainer, result.state, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda t: setattr(t, "rate", 2.0),
+            "is set to `2.0`, but its step was compiled with `1.0`",
+        ),
+        (lambda t: setattr(t, "other", 2.0), "compiled without it"),
+        (lambda t: delattr(t, "rate"), "is deleted"),
+    ],
+    ids=["set", "new", "deleted"],
+)
+def test_an_attribute_is_not_set_after_compiling(change, text):
+    trainer = holder()
+    change(trainer)
+    run(trainer := holder())
+    with pytest.raises(tr.RecompileError, match=re.escape(text)):
+        change(trainer)
 
 
 def test_a_variable_of_a_closure_raises():
@@ -92,7 +119,9 @@ def test_a_global_that_a_helper_reads_raises_also_in_a_schedule(monkeypatch):
         trainer = tr.Trainer(loss, optax.sgd(0.1))
         result = run(trainer)
         monkeypatch.setitem(SETTINGS, "beta", 0.5)
-        with pytest.raises(tr.RecompileError, match="Global `SETTINGS` of `helper`"):
+        with pytest.raises(
+            tr.RecompileError, match=r"Global `SETTINGS\['beta'\]` of `hel"
+        ):
             run(trainer, result.state, 6)
 
 
@@ -102,65 +131,51 @@ def test_a_change_by_a_callback_raises_and_keeps_the_state():
             trainer.cfg["beta"] = 1.0
 
     trainer = holder()
-    with pytest.raises(tr.RecompileError, match="Attribute `cfg` of `Holder`"):
+    with pytest.raises(tr.RecompileError, match=r"Attribute `cfg\['beta'\]` of `Hol"):
         run(trainer, num_steps=6, callbacks=[Anneal(every=2)])
     assert int(trainer.last_state.step) == 6
 
 
-class Config:
-    beta = 1.0
+class Record(tr.AbstractCallback):
+    def __init__(self, records):
+        super().__init__(every=1)
+        self.records = records
 
-    def __init__(self):
-        self.gamma = 1.0
-
-    def weight(self):
-        return self.gamma
-
-
-def changed_after(loss, change):
-    """Whether a change is noticed after the loss was compiled into a step."""
-    trainer = tr.Trainer(loss, optax.sgd(0.1))
-    result = run(trainer)
-    change()
-    with pytest.raises(tr.RecompileError, match="has changed"):
-        run(trainer, result.state, 6)
+    def __call__(self, info):
+        self.records.append(info.step)
 
 
-def test_arrays_classes_methods_and_jitted_helpers_are_read_too(monkeypatch):
-    config, box = Config(), {"beta": jnp.float32(1.0)}
-
-    @jax.jit
-    def jitted(value):
-        return value * box["beta"]
-
-    changed_after(
-        lambda model, batch: jnp.sum(model) * Config.beta,
-        lambda: monkeypatch.setattr(Config, "beta", 2.0),
-    )
-    changed_after(
-        lambda model, batch: jnp.sum(model) * config.weight(),
-        lambda: monkeypatch.setattr(config, "gamma", 2.0),
-    )
-    changed_after(
-        lambda model, batch: jitted(jnp.sum(model)),
-        lambda: box.update(beta=jnp.float32(2.0)),
-    )
-
-
-def test_a_record_that_only_grows_is_free():
-    seen, table = [], {}
-
-    class Record(tr.AbstractCallback):
-        def __call__(self, info):
-            seen.append(info.step)
-            table[info.step] = 0.0
+def test_a_list_that_the_loss_reads_may_not_grow_and_one_that_it_does_not_may():
+    layers, seen = [1.0], []
 
     def loss(model, batch):
-        return jnp.sum(model) * (1.0 + 0 * len(seen) + 0 * len(table))
+        seen.append("trace")
+        return sum(layer * jnp.sum(model) for layer in layers)
 
     trainer = tr.Trainer(loss, optax.sgd(0.1))
-    result = run(trainer, callbacks=[Record(1)])
-    assert run(trainer, result.state, 6).compiles == 1
+    run(trainer, callbacks=[Record(seen)])
+    text = (
+        r"Variable `layers` of `loss` \(test_baked\.py\) has changed from 1 to 2 items"
+    )
+    with pytest.raises(tr.RecompileError, match=text):
+        run(trainer, num_steps=1, callbacks=[Record(layers)])
+    assert int(trainer.last_state.step) == 1
+    assert len(seen) == 4
+
+
+def test_a_large_array_is_looked_at_where_a_fit_begins_and_ends():
+    table = np.ones((64, 1024))
+
+    class Change(tr.AbstractCallback):
+        def __call__(self, info):
+            table[3, 5] += 1.0
+
+    trainer = tr.Trainer(
+        lambda model, batch: jnp.sum(model) * jnp.asarray(table)[0, 0], optax.sgd(0.1)
+    )
+    for callbacks in ([Change(every=2)], []):
+        with pytest.raises(tr.RecompileError, match="Variable `table` of `<lambda>`"):
+            run(trainer, callbacks=callbacks)
 
 
 class Scaled(tr.AbstractLoss):

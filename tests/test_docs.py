@@ -2,7 +2,8 @@
 
 The ```python blocks of a page share one namespace, in order. A ```text block after one
 is what it prints, or the message of the error that it shows. A block that shows one
-says which: `# raises RecompileError`.
+says which: `# raises RecompileError`. A place in its message, such as `train.py:12`,
+may be any.
 """
 
 import builtins
@@ -24,6 +25,8 @@ BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```$(?:\n+```text\n(?P<shown>.*?)^```$)?", re.M | re.S
 )
 RAISES = re.compile(r"# raises (\w+)$", re.M)
+# Where a message points to: in a page that is the page, and moves with each edit.
+PLACE = re.compile(r"\b\w+\.(?:md|py)(?::\d+)?\b")
 
 
 class Block(NamedTuple):
@@ -61,7 +64,8 @@ def run(block: Block, page: pathlib.Path, namespace: dict) -> str:
 
 
 def in_one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Without line breaks, and with one name for every place in a file."""
+    return " ".join(PLACE.sub("FILE:LINE", text).split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

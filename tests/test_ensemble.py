@@ -31,6 +31,10 @@ from members import (
 import trainer as tr
 
 
+# Not every loss uses all parts of the members' model.
+pytestmark = pytest.mark.filterwarnings("ignore:.* no gradient:trainer.LossWarning")
+
+
 def masked(model, batch, *, mask):
     return jnp.mean((model["a"] * batch - 1) ** 2, where=mask[:, None])
 

@@ -13,6 +13,10 @@ from members import close, DATA, fit, MODELS, noisy, RATES, SEEDS, size, spoiled
 import trainer as tr
 
 
+# Not every loss uses all parts of the members' model.
+pytestmark = pytest.mark.filterwarnings("ignore:.* no gradient:trainer.LossWarning")
+
+
 def test_the_history_has_each_member_and_what_they_have_in_common():
     make = lambda below: tr.Trainer(
         tr.Switch(tr.Threshold(below=below), {"first": fit, "second": size}),

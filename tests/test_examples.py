@@ -83,6 +83,7 @@ def test_digits_is_repeatable():
     assert runs[0][1] == runs[1][1]
 
 
+@pytest.mark.slow
 def test_recompile_compiles_once_against_once_a_step(tmp_path):
     lines = lines_of("examples/recompile.py", "--epochs", "1", cwd=tmp_path)
     header, by_hand, by_trainer, difference, ratio = lines

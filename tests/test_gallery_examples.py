@@ -73,6 +73,7 @@ def run_example(monkeypatch, capsys):
     return lambda name: run(name, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_vae_weighs_the_kl_term_as_its_schedule_says(run_example):
     runs, lines = run_example("vae")
     assert list(runs) == ["linear", "cyclical"]
@@ -91,6 +92,7 @@ def test_vae_can_have_a_constant_weight():
     assert load("vae").weight_of_kl("constant", {"beta": 4.0, "over": 0.5}) == 4.0
 
 
+@pytest.mark.slow
 def test_gan_makes_five_critic_steps_for_one_of_the_generator(run_example):
     runs, lines = run_example("gan")
     result, averaged, measured = runs[0]
@@ -114,6 +116,7 @@ def test_gan_finds_real_samples_good():
     assert measured["distance"] < 0.05
 
 
+@pytest.mark.slow
 def test_pinn_follows_adam_by_lbfgs(run_example):
     result, lines = run_example("pinn")
     assert result.compiles == 1
@@ -142,6 +145,7 @@ def test_exact_solution_of_pinn_is_one():
     np.testing.assert_allclose(u_t + u * u_x, 0.01 / np.pi * u_xx, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_curriculum_says_when_a_level_was_reached(run_example):
     runs, lines = run_example("curriculum")
     assert list(runs) == ["uniform", "curriculum"]

@@ -43,6 +43,7 @@ def test_histories_of_one_run_join_and_others_do_not():
         _ = parts[1] + parts[0]
 
 
+@pytest.mark.slow
 def test_a_long_run_keeps_no_device_arrays_and_numbers_on_the_host():
     live = {}
 

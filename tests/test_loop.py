@@ -17,6 +17,7 @@ from test_cases_host import host_reads  # noqa: F401
 import trainer as tr
 from trainer import _loop
 from trainer._executable import Executable
+from trainer.callbacks import Progress
 
 
 class Recorder:
@@ -77,7 +78,7 @@ def test_metrics_are_shown_one_report_late_at_most_and_in_order(
     reads, begun, recorder = [], [], Recorder()
     trainer = tr.Trainer(mse, optax.sgd(0.01), steps_per_call=5)
     trainer.fit(mlp(), batches(), num_steps=5, progress=False)
-    compiled: Any = trainer._compiled
+    compiled: Any = trainer._steps.current
     call, read = type(compiled).__call__, type(compiled).read
 
     def watched_call(self, *args):
@@ -90,7 +91,7 @@ def test_metrics_are_shown_one_report_late_at_most_and_in_order(
 
     monkeypatch.setattr(type(compiled), "__call__", watched_call)
     monkeypatch.setattr(type(compiled), "read", watched_read)
-    monkeypatch.setattr(_loop.Progress, "update", lambda _, n, m: recorder.update(n, m))
+    monkeypatch.setattr(Progress, "update", lambda _, n, m: recorder.update(n, m))
     result = trainer.fit(mlp(), batches(), num_steps=43, progress=False)
     steps = np.cumsum([n for n, _ in recorder.shown])
     assert steps[-1] == 43

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import trainer as tr
-from trainer._metrics import as_metrics, Metric, MetricBuffer, switch
+from trainer._metric_rows import MetricBuffer
+from trainer._metrics import as_metrics, Metric, switch
 
 
 ROWS = 5

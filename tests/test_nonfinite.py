@@ -112,7 +112,7 @@ def test_a_gradient_of_one_leaf_with_a_finite_loss():
 
 def test_a_state_that_is_not_finite_under_a_finite_model():
     """The second moment overflows, and the update is 0."""
-    loss = lambda model, batch: jnp.sum(model.a * batch)
+    loss = lambda model, batch: jnp.sum(model.a * batch) + jnp.sum(model.b)
     trainer = tr.Trainer(loss, ADAM, nonfinite="raise")
     text = r"`opt_state\[0\]\.nu\.a` not finite"
     with pytest.raises(tr.NonfiniteError, match=text):
@@ -120,7 +120,7 @@ def test_a_state_that_is_not_finite_under_a_finite_model():
 
 
 def test_a_loss_alone_that_is_not_finite():
-    loss = lambda m, b: jnp.sum(m.a**2) + jax.lax.stop_gradient(1 / b)
+    loss = lambda m, b: sum_of_squares(m, b) + jax.lax.stop_gradient(1 / b)
     trainer = tr.Trainer(loss, SGD, nonfinite="raise")
     with pytest.raises(
         tr.NonfiniteError, match=r"Step 2 made the loss not finite .*inf"

@@ -34,7 +34,7 @@ SUM = tr.WeightedSum(
     both=tr.switch_every(3, a, tr.alternate(b, pull)),
 )
 PROGRAMS = {
-    "one loss": tr.Minimize(a, optax.sgd(0.1)),
+    "one loss": tr.Minimize(a, optax.sgd(0.1), where=lambda m: m.a),
     "periods": tr.Minimize(tr.switch_every(7, a, b), adam(RATE)),
     "fractions": tr.Minimize(tr.piecewise([a, b], boundaries=[0.3]), adam(RATE)),
     "epochs": tr.Minimize(

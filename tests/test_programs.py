@@ -286,6 +286,7 @@ class Keep(tr.AbstractCallback):
         self.states.append((info.state.model, info.state.opt_state))
 
 
+@pytest.mark.slow
 @settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(program=programs.filter(lambda program: not isinstance(program.update, Min)))
 def test_what_rests_does_not_change_by_a_bit(program):

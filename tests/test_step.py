@@ -161,8 +161,9 @@ def test_large_arrays_in_a_closure_are_arguments_of_the_step():
     result = trainer.fit(mlp(), None, num_steps=7, progress=False)
     same = fit(mse, mlp(), [(x, y)], 3, num_steps=7)
     np.testing.assert_allclose(result.history["loss"], same.history["loss"], rtol=1e-6)
-    assert trainer._compiled is not None
-    shapes = [leaf.shape for leaf in trainer._compiled._kept]
+    assert trainer._steps is not None
+    assert trainer._steps.current is not None
+    shapes = [leaf.shape for leaf in trainer._steps.current._kept]
     assert sorted(shapes) == [(4096,), (4096, 10)]
 
 
@@ -180,9 +181,18 @@ trainer = tr.Trainer(loss, optax.adam(0.1), steps_per_call=2)
 result = trainer.fit(model, [np.ones((5, 3))], num_steps=3, progress=False)
 again = trainer.fit(result.state, [np.ones((5, 3))], num_steps=8, progress=False)
 print(again.compiles, *again.model.sharding.spec, *again.state.step.sharding.spec)
+model = {"a": jnp.ones((8, 3)), "b": jnp.ones(8), "c": jnp.ones((1, 8))}
+specs = {"a": P("d"), "b": P(), "c": P()}
+place = lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec))
+model = jax.tree.map(place, model, specs)
+def loss(m, x): return jnp.mean((jax.nn.relu(x @ m["a"].T + m["b"]) @ m["c"].T) ** 2)
+trainer = tr.Trainer(loss, optax.adam(0.1), steps_per_call=4)
+result = trainer.fit(model, [np.ones((5, 3))], num_steps=9, progress=False)
+found = {n: tuple(leaf.sharding.spec) for n, leaf in result.model.items()}
+print(result.compiles, found == {n: tuple(spec) for n, spec in specs.items()})
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout.split() == ["1", "d"], run.stderr
+    assert run.stdout.split() == ["1", "d", "1", "True"], run.stderr
 
 
 def test_what_equinox_caches_of_the_step_is_dropped():

@@ -10,8 +10,8 @@ from helpers import equal, mlp
 from hypothesis import given, settings, strategies as st
 
 from trainer._averages import EMA, SWA
-from trainer._explain import TraceError
 from trainer._transforms import Project, Target
+from trainer.mistakes._trace_errors import TraceError
 
 
 few = settings(max_examples=20)

@@ -1,6 +1,4 @@
-"""PyTrees of arrays: canonical leaves, differences, tracing once."""
-
-from collections.abc import Callable
+"""PyTrees of arrays: canonical leaves, tracing once."""
 
 import equinox as eqx
 import jax
@@ -12,12 +10,12 @@ import pytest
 from trainer._tree import (
     canonical,
     describe,
-    first_difference,
     parameters,
     path_name,
     struct,
     trace_once,
 )
+from trainer.recompiles._differences import first_difference
 
 
 class Model(eqx.Module):
@@ -137,52 +135,6 @@ def test_describe(leaf, text):
     assert describe(leaf) == text
 
 
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "text"),
-    [
-        ({"x": 1}, {}, "`batch['x']` was 1 and is now gone"),
-        ({}, {"x": jnp.ones(2)}, "`batch['x']` is new: float32[2]"),
-        ({"x": None}, {"x": 1}, "`batch['x']` is new: 1"),
-        ([1, 2], [1, 3], "`batch[1]` was 2 and is now 3"),
-        ([np.ones(2)], [np.ones(3)], "was float64[2] and is now float64[3]"),
-        ([np.ones(2)], [np.ones((2, 1))], "was float64[2] and is now float64[2,1]"),
-        ([jnp.ones(2)], [jnp.ones(2, int)], "was float32[2] and is now int32[2]"),
-        ([jr.key(0)], [jr.key_data(jr.key(0))], "was key<fry>[] and is now uint32[2]"),
-        ([jnp.ones(())], [1.0], "`batch[0]` was float32[] and is now 1.0"),
-        ([1.0], [jnp.ones(())], "`batch[0]` was 1.0 and is now float32[]"),
-        (make(), make(act=jax.nn.gelu), "`batch.act` was "),
-        (make(), make(w=[1.0]), "`batch.w` was float32[2] and is now float32[1]"),
-        (make(), make(name="other"), "`batch.name` was 'm' and is now 'other'"),
-        ((1,), [1], "`batch` was of class `tuple` and is now of class `list`"),
-        ((), None, "`batch` was of class `tuple` and is now of class `NoneType`"),
-    ],
-)
-def test_the_first_difference_is_named(old, new, text):
-    found = first_difference("batch", old, new)
-    assert found is not None
-    assert text in found
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (make(), make(w=[3.0, 4.0], table=[5, 6])),
-        ([jnp.ones(2)], [np.zeros(2, np.float32)]),
-        ([jnp.ones(2)], [jax.ShapeDtypeStruct((2,), jnp.float32)]),
-        ([jnp.asarray(1.0)], [jnp.float32(1)]),
-        ([NAN], [NAN]),
-        (["a", 1, None], ["a", 1, None]),
-        ([1], [1.0]),
-        (jr.key(0), jr.key(1)),
-    ],
-)
-def test_what_is_no_difference(old, new):
-    assert first_difference("batch", old, new) is None
-
-
 def test_trace_once_runs_the_body_once():
     runs = []
 
@@ -217,33 +169,3 @@ def test_trace_once_may_close_over_what_is_being_traced():
     scales = jnp.array([1.0, 2.0])
     batched = jax.vmap(run, (0, None))(scales, x)
     np.testing.assert_allclose(batched, 2 * scales * 14)
-
-
-def test_a_static_field_that_differs_is_named():
-    class Inner(eqx.Module):
-        w: jax.Array
-        act: Callable = eqx.field(static=True)
-
-    class Outer(eqx.Module):
-        parts: list
-
-    tanh, other = lambda x: x, lambda x: 2 * x
-    old = {"m": Outer([Inner(jnp.ones(2), tanh)])}
-    new = {"m": Outer([Inner(jnp.ones(2), other)])}
-    found = first_difference("", old, new)
-    assert found is not None
-    assert found.startswith("`['m'].parts[0].act` was <function")
-    assert first_difference("", old, old) is None
-
-
-def test_a_class_that_was_defined_anew_is_named():
-    def make():
-        class Same(eqx.Module):
-            w: jax.Array
-
-        return Same(jnp.ones(2))
-
-    found = first_difference("model", [make()], [make()])
-    assert found is not None
-    text = "`model[0]` was of class `Same` and is now of class `Same`, another one"
-    assert found == text

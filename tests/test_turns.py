@@ -72,7 +72,7 @@ def changed(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 7])
+@pytest.mark.parametrize("steps_per_call", [1, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_a_fit_is_the_same_with_and_without(name, steps_per_call, changed, monkeypatch):
     found = []

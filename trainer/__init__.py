@@ -6,6 +6,8 @@ from trainer._trainer import Trainer as Trainer
 from trainer._ensemble import ensemble as ensemble, Ensemble as Ensemble
 from trainer._state import TrainState as TrainState
 from trainer._result import FitResult as FitResult
+from trainer.recompiles._report import CompileReport as CompileReport
+from trainer.preflight._preflight import Preflight as Preflight
 from trainer._history import History as History
 from trainer._guard import NonfiniteSteps as NonfiniteSteps
 
@@ -64,7 +66,11 @@ from trainer.data import (
     AbstractSampler as AbstractSampler,
 )
 
-from trainer.callbacks import Evaluate as Evaluate
+from trainer.callbacks import (
+    Evaluate as Evaluate,
+    profile as profile,
+    Profile as Profile,
+)
 from trainer._callback import (
     AbstractCallback as AbstractCallback,
     StepInfo as StepInfo,
@@ -73,7 +79,11 @@ from trainer._callback import (
 
 from trainer._guard import NonfiniteError as NonfiniteError
 from trainer._types import RecompileError as RecompileError
-from trainer._explain import TraceError as TraceError
+from trainer.mistakes._trace_errors import TraceError as TraceError
+from trainer.mistakes._silent import LossWarning as LossWarning
+from trainer.recompiles._why import explain as explain, Explanation as Explanation
+from trainer.recompiles._differences import Difference as Difference
+from trainer.recompiles._call import Call as Call
 
 
 __version__ = "0.1.0"

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from trainer._counts import is_traced, positive_int
-from trainer._explain import explain_trace
 from trainer._transforms import (
     AbstractTransform,
     check_number,
@@ -24,6 +23,7 @@ from trainer._transforms import (
 from trainer._tree import describe
 from trainer._types import Model, Step
 from trainer._where import check_where, Where
+from trainer.mistakes._trace_errors import explain_trace
 
 
 class Average(NamedTuple):

@@ -35,12 +35,20 @@ class StepInfo:
             of the model and optimizer state, so call it only when needed.
         evaluate: `Trainer.evaluate` of the state as it is now: takes the data and
             `loss=` and `using=`.
+        first_step: Number of completed updates when this fit began.
+        seconds: What the host has done with the time of this fit so far, in seconds:
+            `"data"` is waiting for batches and filling calls with them, `"dispatch"`
+            handing calls over, `"device"` waiting for the device, `"callbacks"` those
+            that were called before, and `"other"` the rest. They add up to the wall
+            time since the first step began, which is after it was compiled.
     """
 
     step: int
     metrics: Mapping[str, Any]
     get_state: Callable[[], TrainState]
     evaluate: Callable[..., dict[str, float]]
+    first_step: int
+    seconds: Mapping[str, float]
 
     @property
     def state(self) -> TrainState:
@@ -83,6 +91,12 @@ class AbstractCallback(abc.ABC):
     @abc.abstractmethod
     def __call__(self, info: StepInfo) -> Mapping[str, Any] | Stop | None:
         """Read `info`; return numbers to record by name, `Stop(reason)`, or None."""
+
+    def after_fit(self) -> None:  # noqa: B027
+        """Called once when a fit is over, also one that raised: close what is open.
+
+        Override it if there is something to close. It does nothing by itself.
+        """
 
 
 def check_callbacks(callbacks: Any) -> None:

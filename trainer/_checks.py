@@ -12,6 +12,7 @@ from trainer._result import FitResult
 from trainer._state import TrainState
 from trainer._tree import describe, parameters
 from trainer._update import AbstractUpdate
+from trainer.mistakes._deleted import check_alive
 
 
 def split_model(model: Any) -> tuple[Any, eqx.nn.State | None]:
@@ -44,7 +45,13 @@ def check_model(model: Any, model_state: Any, update: AbstractUpdate) -> None:
         )
 
 
+def check_arrays(model: Any) -> None:
+    """Raise ValueError if an array of a model or a TrainState was deleted."""
+    check_alive("state" if isinstance(model, TrainState) else "model", model)
+
+
 def check_key(key: Any) -> None:
+    check_alive("key", key)
     typed = eqx.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     raw = eqx.is_array(key) and key.dtype == jnp.uint32 and key.ndim == 1
     if not (raw or (typed and key.shape == ())):

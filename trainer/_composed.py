@@ -32,12 +32,15 @@ class Evaluation(NamedTuple):
         plain: Like `leaf`, without a gradient. None if `leaf` is that already.
         trace: Called like `leaf` with a `tr.MeanSquare`; returns the trace of its
             neural tangent kernel. None where there is no gradient.
+        zero: Makes what stands for a loss that is not evaluated, where what it would
+            return is not known: 0, and a gradient of zeros where `leaf` takes one.
     """
 
     leaf: Callable[[Any, Given], Output]
     trains: bool = False
     plain: Callable[[Any, Given], Output] | None = None
     trace: Callable[[Any, Given], Any] | None = None
+    zero: Callable[[], PyTree] = lambda: jnp.float32(0.0)
 
     def __call__(self, loss: Any, given: Given) -> Output:
         """Evaluate a loss, composed or not."""

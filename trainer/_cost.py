@@ -53,8 +53,8 @@ def seconds_per_step(jaxpr: Any, platform: str) -> float:
 
 def choose_steps_per_call(
     seconds: float, content: PyTree, period: int | None, platform: str
-) -> int:
-    """Choose how many steps one call holds at most.
+) -> tuple[int, str]:
+    """Choose how many steps one call holds at most, and say why so many.
 
     Enough that the cost of a call does not show; few enough that a call is over in a
     moment, and that its batches fit into a few MB. A chunk never filled, because a
@@ -63,6 +63,18 @@ def choose_steps_per_call(
     """
     size = sum(leaf.nbytes for leaf in jtu.tree_leaves(content))
     most_bytes = _BYTES_PER_CALL.get(platform, _BYTES_PER_CALL_ELSEWHERE)
-    most = min(_SECONDS_PER_CALL / seconds, most_bytes / max(size, 1))
-    most = min(most, _MOST_STEPS, max(period or _MOST_STEPS, _FEW_STEPS))
-    return max(1, int(most))
+    reasons = [
+        (_MOST_STEPS, "more would not be faster"),
+        (max(period or _MOST_STEPS, _FEW_STEPS), f"a callback every {period} steps"),
+        (
+            _SECONDS_PER_CALL / seconds,
+            f"a step takes about {seconds:.2g} s, as estimated, and a call no longer "
+            f"than {_SECONDS_PER_CALL} s",
+        ),
+        (
+            most_bytes / max(size, 1),
+            f"a batch has {size / 1e6:.2g} MB, and a call {most_bytes / 1e6:.2g} MB",
+        ),
+    ]
+    most, why = min(reasons, key=lambda reason: reason[0])
+    return max(1, int(most)), why

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from trainer._evaluate import Evaluator
-from trainer._explain import explain_trace
 from trainer._members import Members, stacked, taken
 from trainer._state import TrainState
 from trainer._trainer import Trainer
 from trainer._tree import canonical, describe, path_name
+from trainer.mistakes._trace_errors import explain_trace
 
 
 @final
@@ -65,7 +65,10 @@ class Ensemble(Trainer):
     ):
         first = _made(make, values, num_members)
         super().__init__(
-            update=first.program.update, steps_per_call=first.steps_per_call
+            update=first.program.update,
+            steps_per_call=first.steps_per_call,
+            on_recompile=first.on_recompile,
+            debug=first.debug,
         )
         self.num_members = num_members
         self._first = first

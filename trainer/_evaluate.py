@@ -1,5 +1,6 @@
 """Evaluate a loss on data, in inference mode."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +11,16 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from trainer._baked import Baked
 from trainer._composed import branches_of, check_loss, evaluate_loss, takes
 from trainer._convolutions import ordered
-from trainer._explain import explain_trace
 from trainer._losses import Given
 from trainer._metrics import Metric
 from trainer._state import TrainState
-from trainer._tree import canonical, first_difference
+from trainer._tree import canonical, is_eager
 from trainer.data import as_source
+from trainer.mistakes._trace_errors import explain_trace
+from trainer.recompiles._baked import Baked
+from trainer.recompiles._differences import first_difference
 
 
 _MOST_LOSSES = 16
@@ -32,13 +34,16 @@ class _Evaluation:
     """
 
     def __init__(self, loss: Any, static: Any, loss_of: LossOf | None):
-        self.loss, self.static, self.baked = loss, static, Baked(loss)
+        self.loss, self.static = loss, static
+        self.baked = Baked(loss, static.model)
         self.loss_of = loss_of
         # Not `filter_jit`: its cache would keep the Trainer for as long as the process.
         is_cpu = jax.default_backend() == "cpu"
         self.one_batch = jax.jit(
             ordered(self._one_batch) if is_cpu else self._one_batch
         )
+        if is_eager():
+            self.one_batch = lambda *given: self._one_batch(*canonical(given))
 
     def fits(self, loss: Any, static: Any, loss_of: LossOf | None) -> bool:
         """Whether it computes what this loss would compute now."""
@@ -66,9 +71,8 @@ class _Evaluation:
             memory.reports,
             memory.num_steps,
         )
-        with explain_trace():
-            loss = self.loss if self.loss_of is None else self.loss_of(values)
-            value, metrics, _, _ = evaluate_loss(loss, model, batch, given)
+        loss = self.loss if self.loss_of is None else self.loss_of(values)
+        value, metrics, _, _ = evaluate_loss(loss, model, batch, given)
         self.baked.traced()
         # The index of a branch and a weight belong to a step; they have no mean.
         branches = branches_of(self.loss)
@@ -91,8 +95,10 @@ class Evaluator:
 
     def _evaluation(self, *what: Any) -> _Evaluation:
         for known in self._known:
-            if known.fits(*what):
+            if known.fits(*what) and not is_eager():
                 return known
+        if is_eager():
+            return _Evaluation(*what)
         self._known = [_Evaluation(*what), *self._known[: _MOST_LOSSES - 1]]
         return self._known[0]
 
@@ -135,9 +141,9 @@ class Evaluator:
                 mask = np.ones(count, np.bool_)
             place = np.uint32(len(found))
             pairs = zip(parts, members, strict=True)
-            found.append(
-                [one_batch(a, v, batch, mask, place) for (a, _), (_, v) in pairs]
-            )
+            with contextlib.nullcontext() if is_eager() else explain_trace(loss):
+                each = [one_batch(a, v, batch, mask, place) for (a, _), (_, v) in pairs]
+            found.append(each)
             counts.append(count)
         if not found:
             raise ValueError("The data to evaluate on has no batches.")
@@ -150,11 +156,11 @@ class Evaluator:
 def _means(found: list[dict[str, Metric]], counts: list[int]) -> dict[str, float]:
     """Means weighted by examples, over the batches that a metric is present in."""
     means: dict[str, float] = {}
-    for name in found[0]:
+    for name in dict.fromkeys(name for batch in found for name in batch):
         pairs = [
             (count, float(batch[name].value))
             for count, batch in zip(counts, found, strict=True)
-            if batch[name].present
+            if name in batch and batch[name].present
         ]
         if pairs:
             total = sum(count for count, _ in pairs)

@@ -20,6 +20,9 @@ class Executable:
 
     Attributes:
         seconds: What lowering and compiling took.
+        flops: Operations of a call, each loop counted as one turn, or None.
+        bytes_accessed: Bytes that it reads and writes, counted likewise, or None.
+        peak_memory: Bytes that it needs on the device, arguments included, or None.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Executable:
         self._whole = whole
         counts = [self._donated.num_leaves, self._kept.num_leaves]
         self._inner = _inner(whole, *counts)
+        self.flops, self.bytes_accessed, self.peak_memory = _analyzed(whole)
 
     def __call__(self, kept: Sequence[Any], donated: Sequence[Any]) -> Any:
         """Call it with the leaves of both arguments. Does not wait for the device."""
@@ -48,6 +52,22 @@ class Executable:
         return self._whole(
             *(jtu.tree_unflatten(tree, list(own)) for tree, own in trees)
         )
+
+
+def _analyzed(whole: Any) -> tuple[float | None, float | None, float | None]:
+    """Operations, bytes and peak memory, as XLA counts them. Not all backends do."""
+    inner = getattr(whole, "compiled", whole)
+    try:
+        cost, memory = inner.cost_analysis() or {}, inner.memory_analysis()
+    except (AttributeError, NotImplementedError, jax.errors.JaxRuntimeError):
+        return None, None, None
+    peak = getattr(memory, "peak_memory_in_bytes", 0)
+    # What is donated is an argument and a result in one.
+    held = sum(
+        getattr(memory, f"{part}_size_in_bytes", 0)
+        for part in ("argument", "output", "temp")
+    ) - getattr(memory, "alias_size_in_bytes", 0)
+    return cost.get("flops"), cost.get("bytes accessed"), max(peak, held) or None
 
 
 def _inner(whole: Any, num_donated: int, num_kept: int) -> jax.stages.Compiled | None:

@@ -1,6 +1,7 @@
 """How a fit is set up, run, and left in order: what is behind `Trainer.fit`."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -9,17 +10,19 @@ import jax.numpy as jnp
 import jax.random as jr
 
 from trainer._callback import AbstractCallback
+from trainer._eager import EagerSteps, values_if
 from trainer._frozen import Frozen
 from trainer._guard import Watchman
 from trainer._history import History
-from trainer._loop import Loop, Watch
+from trainer._loop import Loop
 from trainer._optax import left_over
 from trainer._program import AbstractProgram
 from trainer._result import FitResult
 from trainer._state import TrainState
-from trainer._step import CompiledStep
-from trainer._tree import canonical
+from trainer._steps import OnRecompile, Steps
+from trainer._tree import canonical, is_eager
 from trainer._types import Key
+from trainer._watch import Watch
 from trainer.callbacks import Evaluate
 from trainer.data import AbstractSource, Sampled, Wanted
 
@@ -106,18 +109,22 @@ class Fitting(Frozen):
     Attributes:
         program: What the step does.
         steps_per_call: As given to the Trainer.
+        on_recompile: As given to the Trainer.
+        debug: As given to the Trainer.
         last_state: As documented on the Trainer.
         last_history: As documented on the Trainer.
     """
 
     program: AbstractProgram
     steps_per_call: int | Literal["auto"]
+    on_recompile: OnRecompile
+    debug: bool
     last_state: TrainState | None
     last_history: History | None
 
     def _copied(self, state: TrainState) -> TrainState:
         """A copy of a state that the user has, for a fit to donate."""
-        if self._compiled is None:
+        if self._steps is None:
             self.program.check_state(state)
         return canonical(state)
 
@@ -137,32 +144,28 @@ class Fitting(Frozen):
             watch: What looks on.
         """
         num_steps, num_epochs, total = ends
-        start = lambda: started(self.program, new_state(), source, total)
+
+        def start() -> TrainState:
+            with values_if(self.debug):
+                return started(self.program, new_state(), source, total)
+
         own = self.last_state = start()
         first = int(own.step)
-        if self._compiled is not None:
-            self._compiled.check_state(own, source)
+        steps = self._steps_to_run()
+        steps.begin(own, source)
         ended = num_steps is not None and first >= num_steps
         wanted = self._wanted(own.key, first, num_epochs)
         feed = None if ended else source.feed(wanted)
         if feed is None or feed.content is None:
             reason = "num_steps" if ended else "num_epochs"
-            return FitResult(own, watch.history, reason, self._compiles(), 0.0, 0.0)
-        compile_seconds = 0.0
-        if self._compiled is None:
-            self._compiled = CompiledStep(
-                self.program,
-                own,
-                source,
-                feed.content,
-                self.steps_per_call,
-                watch.period,
-            )
-            compile_seconds = self._compiled.seconds
-        watch.progress.compiled()
+            return FitResult(own, watch.history, reason, steps.report, 0.0, 0.0)
+        before = steps.seconds
+        step_for = functools.partial(steps.find, period=watch.period)
         watchman = self.program.watchman(own)
-        self._compiled.check_content(feed.content)
-        loop = Loop(self._compiled, own, first, source, feed, watch, watchman)
+        loop = Loop(step_for, own, first, source, feed, watch, watchman)
+        if isinstance(steps, Steps):
+            self._steps = steps
+        watch.progress.compiled()
         try:
             loop.run(num_steps)
         finally:
@@ -173,16 +176,23 @@ class Fitting(Frozen):
             self.last_state,
             watch.history,
             loop.stop_reason or "",
-            self._compiles(),
-            compile_seconds,
+            steps.report,
+            steps.seconds - before,
             loop.seconds,
             watchman.found,
         )
 
+    def _steps_to_run(self) -> Steps | EagerSteps:
+        """The steps that are compiled, or others of which nothing stays."""
+        if self.debug or is_eager():
+            return EagerSteps(self.program)
+        return self._steps or Steps(
+            self.program, self.steps_per_call, self.on_recompile
+        )
+
     def _wanted(self, key: Key, first: int, num_epochs: int | None) -> Wanted:
         asked = self.program.update.takes("mask")
-        like = None if self._compiled is None else self._compiled.layout.like
-        return Wanted(first, num_epochs, key, any(asked), all(asked), like)
-
-    def _compiles(self) -> int:
-        return 0 if self._compiled is None else self._compiled.compiles
+        steps = self._steps
+        like = steps.current.layout.like if steps and steps.current else None
+        others = self.on_recompile != "error"
+        return Wanted(first, num_epochs, key, any(asked), all(asked), like, others)

@@ -10,7 +10,9 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._state import TrainState
-from trainer._tree import struct
+from trainer._tree import path_name, struct
+from trainer.recompiles._differences import first_difference
+from trainer.recompiles._forms import describe_place
 
 
 class FlatState:
@@ -29,11 +31,28 @@ class FlatState:
         self.arrays: PyTree = jtu.tree_map(struct, arrays)
         leaves, self._treedef = jtu.tree_flatten(arrays)
         self._impls = [_impl(leaf) for leaf in leaves]
+        self._shardings = [leaf.sharding for leaf in leaves]
 
     @property
     def like(self) -> TrainState:
         """The state, with structs in the place of arrays."""
         return eqx.combine(self.arrays, self.static)
+
+    def difference(self, state: TrainState) -> str | None:
+        """Where a canonical state is of another form, or elsewhere; or None."""
+        difference = first_difference("", self.like, state)
+        if difference:
+            return difference
+        found = jtu.tree_leaves_with_path(eqx.filter(state, eqx.is_array))
+        moved = [
+            f"`{path_name('', path)}` was on {describe_place(was)} and is now on "
+            f"{describe_place(leaf.sharding)}"
+            for (path, leaf), was in zip(found, self._shardings, strict=True)
+            if not leaf.sharding.is_equivalent_to(was, leaf.ndim)
+        ]
+        # The rest of the state follows the model.
+        of_model = (text for text in moved if text.startswith("`model"))
+        return next(of_model, next(iter(moved), None))
 
     def flatten(self, state: TrainState) -> list[jax.Array]:
         """Take a canonical state apart into the arrays that a call takes."""

@@ -10,11 +10,13 @@ import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
 from trainer._composed import Evaluation
-from trainer._losses import call_leaf, Given, Output
+from trainer._losses import AbstractJoint, call_leaf, Given, Output
 from trainer._mean_square import MeanSquare, unpadded
 from trainer._micro import in_micro_batches
 from trainer._precision import Compute, narrowed
 from trainer._types import Batch, Model
+from trainer.mistakes._trace_errors import noted
+from trainer.mistakes._zero_gradients import looked_at
 
 
 _ROWS_AT_ONCE = 32
@@ -88,13 +90,19 @@ def value_and_grad(
         return narrowed(eqx.combine(owned, rest), how.compute)
 
     def differentiate(leaf: Any, batch: Batch, given: Given) -> Output:
+        terms = leaf.losses if isinstance(leaf, AbstractJoint) else (leaf,)
+
         def run(owned: PyTree) -> Any:
-            found = call_leaf(leaf, whole(owned), narrowed(batch, how.compute), given)
+            with looked_at(terms, owned) as seen:
+                found = call_leaf(
+                    leaf, whole(seen), narrowed(batch, how.compute), given
+                )
             value = found.value
             scaled = value if how.scale is None else value * how.scale
             return scaled, (value, found.metrics, found.state)
 
-        found, gradient = eqx.filter_value_and_grad(run, has_aux=True)(owned)
+        with noted("loss", leaf, batch):
+            found, gradient = eqx.filter_value_and_grad(run, has_aux=True)(owned)
         value, metrics, state = found[1]
         if how.scale is not None:
             gradient = jtu.tree_map(lambda g: g / how.scale, gradient)
@@ -107,8 +115,11 @@ def value_and_grad(
     def trace(leaf: MeanSquare, given: Given) -> Array:
         return _trace(lambda owned: unpadded(leaf, whole(owned), batch, given), owned)
 
+    def zero() -> PyTree:
+        return jnp.float32(0.0), jtu.tree_map(jnp.zeros_like, owned)
+
     plain = _plain(model, batch, how)
-    return Evaluation(in_parts, trains, plain, trace)(loss, given)
+    return Evaluation(in_parts, trains, plain, trace, zero)(loss, given)
 
 
 def _trace(residuals: Callable[[PyTree], Array], owned: PyTree) -> Array:

@@ -33,6 +33,12 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0]
 
 
+def _absent(count: int, dtype: Any) -> np.ma.MaskedArray:
+    """Values of a metric for steps that did not report it."""
+    fill = np.nan if dtype.kind == "f" else 0  # for code that drops the mask
+    return np.ma.MaskedArray(np.full(count, fill, dtype), mask=True)
+
+
 class History(Mapping[str, Any]):
     """Everything a run recorded, by name.
 
@@ -52,13 +58,31 @@ class History(Mapping[str, Any]):
     def __init__(self, branches: Mapping[str, tuple[str, ...]] | None = None):
         self.branches: dict[str, tuple[str, ...]] = dict(branches or {})
         self.measured: set[str] = set()
+        self._first: int | None = None
+        self._reported: set[str] = set()
         self._rows: dict[str, list[np.ndarray]] = {}
         self._steps: dict[str, list[np.ndarray]] = {}
 
     def extend(self, first_step: int, rows: Mapping[str, np.ndarray]) -> None:
-        """Append values of consecutive steps, of which the first saw `first_step`."""
+        """Append values of consecutive steps, of which the first saw `first_step`.
+
+        What these steps report and those before did not, or the other way round, is
+        masked where it was not reported.
+        """
+        if not rows:
+            return
+        if self._first is None:
+            self._first = first_step
+        before = np.arange(self._first, first_step)
+        now = first_step + np.arange(len(next(iter(rows.values()))))
         for name, values in rows.items():
-            self._append(name, np.arange(first_step, first_step + len(values)), values)
+            if name not in self._reported and len(before):
+                self._append(name, before, _absent(len(before), values.dtype))
+            self._append(name, now, values)
+        for name in self._reported - rows.keys():
+            like = self._rows[name][-1]
+            self._append(name, now, _absent(len(now), like.dtype))
+        self._reported |= rows.keys()
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Append what a callback measured after `step` completed updates.

@@ -2,51 +2,35 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from trainer._abstract_step import AbstractStep
 from trainer._callback import AbstractCallback, checked_numbers, StepInfo, Stop
 from trainer._guard import NonfiniteError, Watchman
-from trainer._history import History, Measured
+from trainer._history import Measured
 from trainer._interrupt import HeldInterrupt
 from trainer._queue import Queue
 from trainer._selectors import Report
 from trainer._state import TrainState
-from trainer._step import CompiledStep
 from trainer._tree import canonical
-from trainer.callbacks import Progress
-from trainer.data import AbstractSource, Feed
+from trainer._wall_time import WallTime
+from trainer._watch import Watch
+from trainer.data import AbstractSource, Feed, OtherForm
 
 
 # Time between two reports that nothing but the progress bar asks for.
 _SECONDS_PER_REPORT = 0.5
 
 
-class Watch(NamedTuple):
-    """What looks on while the steps run.
-
-    Attributes:
-        history: Where metrics are recorded.
-        progress: Where they are shown.
-        callbacks: Called in this order.
-        evaluate: `Trainer.evaluate`, for the callbacks.
-    """
-
-    history: History
-    progress: Progress
-    callbacks: Sequence[AbstractCallback]
-    evaluate: Callable[..., dict[str, float]]
-
-    @property
-    def period(self) -> int | None:
-        """The shortest period of a callback, or None."""
-        return min((c.every for c in self.callbacks if c.every), default=None)
+# Finds or compiles the step for a state, a source and the content of an item.
+StepFor = Callable[[TrainState, AbstractSource, Any], AbstractStep]
 
 
 class Loop:
@@ -62,7 +46,7 @@ class Loop:
 
     def __init__(
         self,
-        compiled: CompiledStep,
+        step_for: StepFor,
         state: TrainState,
         step: int,
         source: AbstractSource,
@@ -70,17 +54,26 @@ class Loop:
         watch: Watch,
         watchman: Watchman,
     ):
-        self.step, self.seconds = step, 0.0
+        self.step, self.seconds, self._first = step, 0.0, step
         self.stop_reason: str | None = None
-        self._compiled, self._feed, self._watch = compiled, feed, watch
+        self._step_for, self._source = step_for, source
+        self._feed, self._watch = feed, watch
         self._watchman, self._watched = watchman, set(state.memory.reports)
-        self._resident = compiled.resident(source)
-        self._leaves = compiled.flat.flatten(state)
-        self._buffers = compiled.empty()
-        self._row, self._metrics = 0, Measured()
+        self._metrics = Measured()
         self._unread: tuple[Any, int] | None = None
         self._reported_at = time.perf_counter()
+        self._wall = WallTime()
+        self._use(state)
+
+    def _use(self, state: TrainState) -> None:
+        """Go on with the step that takes the items that come next."""
+        compiled = self._step_for(state, self._source, self._feed.content)
+        self._compiled = compiled
+        self._resident = compiled.resident(self._source)
+        self._leaves = compiled.flat.flatten(state)
+        self._buffers, self._row = compiled.empty(), 0
         self._queue = Queue(compiled)
+        self._wall.since = time.perf_counter()
 
     def state(self) -> TrainState:
         """The state as it is. Its arrays are gone after the next step."""
@@ -102,10 +95,10 @@ class Loop:
 
     def run(self, num_steps: int | None) -> None:
         """Run up to `num_steps` completed updates, or the end of the items."""
-        began = time.perf_counter()
-        with HeldInterrupt() as interrupt:
+        self._wall = WallTime()
+        with self._watch.until_over(), HeldInterrupt() as interrupt:
             while self.stop_reason is None:
-                stop, before = self._next_callback(num_steps), self.step
+                stop, before = self._watch.next_stop(self.step, num_steps), self.step
                 ended = self._run_to(stop, interrupt)
                 if ended or self.step == num_steps:
                     self.stop_reason = "num_epochs" if ended else "num_steps"
@@ -114,13 +107,7 @@ class Loop:
                 self._call_back(lambda c: bool(c.every) and self.step % c.every == 0)
             self._compiled.baked.check()
             self._call_back(lambda c: c.every is None)
-        self.seconds = time.perf_counter() - began
-
-    def _next_callback(self, num_steps: int | None) -> float:
-        """The step at which the steps have to be over, and be reported."""
-        periods = [c.every for c in self._watch.callbacks if c.every]
-        due = [(self.step // every + 1) * every for every in periods]
-        return min([*due, float("inf") if num_steps is None else num_steps])
+            self.seconds = time.perf_counter() - self._wall.began
 
     def _run_to(self, stop: float, interrupt: HeldInterrupt) -> bool:
         """Run up to `stop` completed updates and report; return whether items ended."""
@@ -129,6 +116,11 @@ class Loop:
             while self.step < stop and error is None:
                 error = self._call_once(stop) or interrupt.taken()
                 self._look()
+                if isinstance(error, OtherForm):
+                    self._report()
+                    self._feed.turn()
+                    self._use(self.state())
+                    error = interrupt.taken()
             self._report()
         except NonfiniteError as bad:
             raise bad from error
@@ -147,13 +139,22 @@ class Loop:
             self._feed.fill(chunk, most)
         except (Exception, KeyboardInterrupt) as ended:
             error = ended
+        wall, filled = self._wall, time.perf_counter()
+        wall.data += filled - wall.since
         if len(chunk):
-            self._leaves, self._buffers, ticket = compiled(
-                self._leaves, self._buffers, self._row, self._resident, chunk
-            )
+            given = self._leaves, self._buffers, self._row, self._resident, chunk
+            try:
+                self._leaves, self._buffers, ticket = compiled(*given)
+            except Exception:
+                # A step that is not compiled leaves the state and the rows as they are.
+                if not self.is_lost():
+                    self._report()
+                raise
             self._queue.began(ticket, chunk)
             self._row += len(chunk)
             self.step += len(chunk)
+        wall.since = time.perf_counter()
+        wall.dispatch += wall.since - filled
         return error
 
     def _look(self) -> None:
@@ -165,7 +166,10 @@ class Loop:
         if self._unread is not None:
             self._read_rows()
         self._queue.hold()
-        late = time.perf_counter() - self._reported_at > _SECONDS_PER_REPORT
+        wall, now = self._wall, time.perf_counter()
+        wall.device += now - wall.since
+        wall.since = now
+        late = now - self._reported_at > _SECONDS_PER_REPORT
         if self._row and (late or self._row == self._compiled.rows):
             self._put_aside()
 
@@ -187,7 +191,9 @@ class Loop:
         """Read the rows that wait for it, and show them."""
         assert self._unread is not None
         (buffers, count), self._unread = self._unread, None
+        wall, began = self._wall, time.perf_counter()
         rows = self._compiled.read(buffers, count)
+        wall.device += time.perf_counter() - began
         first = self.step - self._row - count
         bad = self._watchman.look(first, rows)
         if bad is not None:
@@ -202,8 +208,9 @@ class Loop:
         self._metrics = Measured(found)
         self._watch.progress.update(count, self._metrics)
         if time.perf_counter() - self._reported_at > _SECONDS_PER_REPORT:
-            self._compiled.baked.check()
+            self._compiled.baked.check(full=False)
             self._reported_at = time.perf_counter()
+        wall.since = time.perf_counter()
 
     def _go_back(self, step: int) -> None:
         """Take the state before a step that was not finite, and end the run."""
@@ -240,9 +247,11 @@ class Loop:
             self._check_now(step)
             return self._watch.evaluate(self.state(), data, **options)
 
+        wall = self._wall
         for callback in filter(due, self._watch.callbacks):
-            metrics = MappingProxyType(self._metrics)
-            info = StepInfo(self.step, metrics, get_state, evaluate)
+            began, metrics = time.perf_counter(), MappingProxyType(self._metrics)
+            at = (self._first, wall.split())
+            info = StepInfo(self.step, metrics, get_state, evaluate, *at)
             returned = callback(info)
             if isinstance(returned, Stop):
                 self.stop_reason = returned.reason
@@ -254,6 +263,8 @@ class Loop:
                 self._metrics = Measured({**self._metrics, **numbers})
                 if self._watched & numbers.keys():
                     self._hand_in(numbers)
+            wall.since = time.perf_counter()
+            wall.callbacks += wall.since - began
 
     def _check_now(self, step: int) -> None:
         if self.step != step:

@@ -9,10 +9,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from trainer._metrics import as_metrics, Metric
 from trainer._tree import describe
 from trainer._types import Batch, Model
+from trainer.mistakes._trace_errors import noted
+from trainer.mistakes._user_code import defined_at, name_of
+from trainer.mistakes._zero_gradients import seen
 
 
 class Given(NamedTuple):
@@ -96,11 +100,6 @@ def asked_for(
     return frozenset(p.name for p in rest if p.kind in by_name) & frozenset(NAMES)
 
 
-def name_of(fn: Any) -> str:
-    """Name of a loss in messages and in the history."""
-    return getattr(fn, "__name__", None) or type(fn).__name__
-
-
 class AbstractLoss(eqx.Module):
     """A loss that carries something along: numbers, arrays, a frozen network.
 
@@ -129,11 +128,16 @@ def call_leaf(loss: Any, model: Model, batch: Batch, given: Given) -> Output:
         return loss.joint(model, batch, given)
     names = asked_for(loss, LOSS_ARGUMENTS, "loss")
     arguments = {name: value_of(name, given, loss) for name in names}
-    return unpack(loss, loss(model, batch, **arguments), given, "state" in names)
+    with noted("loss", loss, batch):
+        returned = loss(model, batch, **arguments)
+    found = unpack(loss, returned, given, "state" in names)
+    return found._replace(value=seen(loss, found.value))
 
 
 class AbstractJoint(eqx.Module):
     """Several losses that are differentiated as one, because all of them always run."""
+
+    losses: eqx.AbstractVar[tuple[Any, ...]]
 
     @abc.abstractmethod
     def joint(self, model: Model, batch: Batch, given: Given) -> Output:
@@ -156,53 +160,113 @@ def value_of(name: str, given: Given, asker: Any) -> Any:
 
 def unpack(loss: Any, returned: Any, given: Given, has_state: bool) -> Output:
     """Take apart what a loss returned: `value[, metrics][, state]`."""
-    name, state, metrics = name_of(loss), given.state, {}
+    state, metrics = given.state, {}
     parts = returned if isinstance(returned, tuple) else (returned,)
     if has_state:
         if len(parts) < 2 or not isinstance(parts[-1], eqx.nn.State):
             raise TypeError(
-                f"`{name}` asks for `state` and must return the new state last: "
+                f"{_titled(loss)} asks for `state` and must return the new state last: "
                 f"`return value, state` or `return value, metrics, state`."
             )
         parts, state = parts[:-1], parts[-1]
+    _check_parts(loss, parts)
     if len(parts) == 2:
-        metrics = as_metrics(parts[1], name)
-        _check_names(parts[1], name)
-    elif len(parts) != 1:
+        metrics = as_metrics(parts[1], name_of(loss), defined_at(loss))
+        _check_names(parts[1], loss)
+    return Output(_checked_value(parts[0], loss), metrics, state)
+
+
+def _titled(loss: Any) -> str:
+    """Name of a loss and where it is, as messages begin."""
+    return f"`{name_of(loss)}`{defined_at(loss)}"
+
+
+def _check_parts(loss: Any, parts: tuple[Any, ...]) -> None:
+    if isinstance(parts[-1] if parts else None, eqx.nn.State):
         raise TypeError(
-            f"`{name}` returned {len(parts)} values. A loss returns a scalar, or "
-            "`(scalar, metrics)`; one that asks for `state` returns the state last."
+            f"{_titled(loss)} returned a State, for which it did not ask. Ask for it "
+            "by name: `def loss(model, batch, *, state)`."
         )
-    return Output(_checked_value(parts[0], name), metrics, state)
+    if len(parts) not in (1, 2):
+        raise TypeError(
+            f"{_titled(loss)} returned {len(parts)} values. A loss returns a scalar, "
+            "or `(scalar, metrics)`; one that asks for `state` returns the state last."
+        )
+    if len(parts) == 2 and isinstance(parts[1], jax.Array):
+        raise TypeError(
+            f"{_titled(loss)} returned {_form(parts)}, and the second is no dict of "
+            "metrics. Return one loss, such as their sum; or report the second: "
+            "`return loss, {'name': value}`."
+        )
 
 
-def _check_names(metrics: Mapping[str, Any], owner: str) -> None:
+def _check_names(metrics: Mapping[str, Any], owner: Any) -> None:
     for name, value in metrics.items():
         # A composed loss that was called inside this one reports its own weights.
         own = not isinstance(value, Metric)
         if own and (name in RESERVED or name.split("/")[0] == "weight"):
             raise ValueError(
-                f"`{owner}` returned a metric named `{name}`, a name the Trainer "
-                "reports itself. Give it another name."
+                f"{_titled(owner)} returned a metric named `{name}`, a name the "
+                "Trainer reports itself. Give it another name."
             )
 
 
-def _checked_value(value: Any, name: str) -> jax.Array:
+def _checked_value(value: Any, loss: Any) -> jax.Array:
     if not isinstance(value, jax.Array):
-        raise TypeError(
-            f"`{name}` returned `{describe(value)}` of type `{type(value).__name__}`, "
-            "which has no gradient. A loss returns a scalar JAX array."
-        )
+        raise TypeError(f"{_titled(loss)} returned {_not_an_array(value)}")
     if not jnp.issubdtype(value.dtype, jnp.floating):
+        is_complex = jnp.issubdtype(value.dtype, jnp.complexfloating)
         raise TypeError(
-            f"`{name}` returned {describe(value)}; a loss is a real floating number. "
-            "Take the real part, or compute it from floating arrays."
+            f"{_titled(loss)} returned {describe(value)}; a loss is a real floating "
+            "number, which has a gradient. "
+            + (
+                "Take the real part: `jnp.real(value)`."
+                if is_complex
+                else "Compute it from floating arrays, or report it as a metric: "
+                "`return loss, {'name': value}`."
+            )
         )
     if value.shape != ():
         raise TypeError(
-            f"`{name}` returned {describe(value)}; a loss is one number. "
+            f"{_titled(loss)} returned {describe(value)}; a loss is one number. "
             "Reduce it, for example with `jnp.mean`."
         )
     # A sum of losses, and what is recorded, would lose too much in half precision.
     wide = jnp.promote_types(value.dtype, jnp.float32)
     return jax.lax.convert_element_type(value, wide)
+
+
+def _not_an_array(value: Any) -> str:
+    """Say of what is no JAX array why it is no loss, and what to write."""
+    if value is None:
+        return "`None`. End it with `return` and the loss, a scalar JAX array."
+    if isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
+        kind = "NumPy" if isinstance(value, np.ndarray | np.generic) else "Python"
+        return (
+            f"{_form(value)}, which is {kind}'s and has no gradient. Compute it from "
+            "the model with `jnp`; where no loss is meant, return `jnp.zeros(())`."
+        )
+    if isinstance(value, Mapping):
+        return (
+            f"{_form(value)}, a dict without a loss before it. Return a scalar JAX "
+            "array first, and then the metrics: `return loss, {'name': value}`."
+        )
+    return (
+        f"{_form(value)} of type `{type(value).__name__}`, which has no gradient. A "
+        "loss returns a scalar JAX array, or `(scalar, metrics)`."
+    )
+
+
+class _Described:
+    """A leaf that is shown by its dtype and shape."""
+
+    def __init__(self, leaf: Any):
+        self._text = describe(leaf)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _form(tree: Any) -> str:
+    """A few characters for a tree of arrays: `{'loss': float32[]}`."""
+    return f"`{describe(jtu.tree_map(_Described, tree))}`"

@@ -1,6 +1,7 @@
 """The program of an ensemble: that of one member, mapped over all of them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, final
 
@@ -14,9 +15,10 @@ from trainer._guard import halting, METRIC, Nonfinite, Watchman
 from trainer._metrics import Metric
 from trainer._program import AbstractProgram
 from trainer._state import TrainState
-from trainer._tree import canonical, describe, first_difference, path_name
+from trainer._tree import canonical, describe, is_eager, path_name
 from trainer._types import Batch, Key, Model
 from trainer._update import AbstractUpdate
+from trainer.recompiles._differences import first_difference
 
 
 def stacked(trees: list[PyTree]) -> PyTree:
@@ -168,6 +170,8 @@ class Members(AbstractProgram):
         axes = (mapped, None if keys is None else 0, mapped)
         key = state.key if keys is None else keys
         alike = eqx.filter_vmap(one, in_axes=axes, axis_size=self.num)
+        if is_eager(state.step):
+            alike = functools.partial(_one_by_one, one, axes, self.num)
         own, metrics = alike(_own(state), key, self.values)
         new = _with(state, own, step=state.step + 1, epoch=epoch, source=source)
         if self.nonfinite == "raise" and METRIC in metrics:
@@ -192,6 +196,29 @@ class Members(AbstractProgram):
         prefixes = tuple(f"{place}/" for place in range(self.num))
         alone, losses = self.member(state, 0), self.update.losses()
         return Watchman(self.nonfinite, alone, losses, self.branches(), prefixes)
+
+
+def _one_by_one(one: Callable[..., Any], axes: Any, num: int, *given: Any) -> Any:
+    """What `filter_vmap` does, one member after the other, each with its own values."""
+    found = []
+    for place in range(num):
+        pairs = zip(given, axes, strict=True)
+        found.append(one(*(x if a is None else taken(x, place) for x, a in pairs)))
+    names = dict.fromkeys(name for _, metrics in found for name in metrics)
+    metrics = {name: _together([m.get(name) for _, m in found]) for name in names}
+    return stacked([own for own, _ in found]), metrics
+
+
+def _together(metrics: list[Metric | None]) -> Metric:
+    """One metric of all members, absent where a member has not reported it."""
+    like = next(m.value for m in metrics if m is not None)
+    each = [Metric(jnp.zeros_like(like), False) if m is None else m for m in metrics]
+    present = [m.present for m in each]
+    certain = all(p is True for p in present)
+    return Metric(
+        jnp.stack([m.value for m in each]),
+        True if certain else jnp.stack([jnp.asarray(p) for p in present]),
+    )
 
 
 def _own(state: TrainState) -> tuple[PyTree, ...]:

@@ -9,8 +9,9 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._selectors import Report
-from trainer._tree import describe, first_difference
+from trainer._tree import describe
 from trainer._types import Step
+from trainer.recompiles._differences import first_difference
 
 
 @final

@@ -1,6 +1,5 @@
-"""Metrics on the device: values that may be absent from a step, and their buffer."""
+"""Metrics of a step: values that may be absent from it."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from trainer._tree import describe, first_difference, strong, trace_once
+from trainer._tree import describe, is_eager, strong, trace_once
+from trainer.recompiles._differences import first_difference
 
 
 class Metric(NamedTuple):
@@ -32,23 +32,30 @@ def under(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}/{metric}": value for metric, value in found.items()}
 
 
-def as_metrics(metrics: Any, owner: str) -> dict[str, Metric]:
-    """Check the dict of scalars that the function named `owner` returned."""
+def as_metrics(metrics: Any, owner: str, at: str = "") -> dict[str, Metric]:
+    """Check the dict of scalars that a function returned.
+
+    Args:
+        metrics: What it returned.
+        owner: The function's name.
+        at: Where it is, as messages name it: ` at losses.py:12`.
+    """
+    who = f"`{owner}`{at}"
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"`{owner}` returned metrics of type `{type(metrics).__name__}`. "
-            "Metrics are a dict from names to scalars."
+            f"{who} returned metrics of type `{type(metrics).__name__}`. "
+            "Metrics are a dict from names to scalars: `{'name': value}`."
         )
     checked = {}
     for name, metric in metrics.items():
         if not isinstance(name, str):
-            raise TypeError(f"`{owner}` returned a metric named `{name!r}`, not a str.")
+            raise TypeError(f"{who} returned a metric named `{name!r}`, not a str.")
         metric = metric if isinstance(metric, Metric) else Metric(metric)
-        checked[name] = metric._replace(value=_scalar(metric.value, name, owner))
+        checked[name] = metric._replace(value=_scalar(metric.value, name, who))
     return checked
 
 
-def _scalar(value: Any, name: str, owner: str) -> Array:
+def _scalar(value: Any, name: str, who: str) -> Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError, OverflowError):
@@ -61,7 +68,7 @@ def _scalar(value: Any, name: str, owner: str) -> Array:
     if array is None or not real or array.shape != ():
         given = describe(value if array is None else array)
         raise TypeError(
-            f"Metric `{name}` of `{owner}` is {given}. A metric is one real number a "
+            f"Metric `{name}` of {who} is {given}. A metric is one real number a "
             "step; reduce it, for example with `jnp.mean`."
         )
     return jax.lax.convert_element_type(array, _stored_dtype(array.dtype))
@@ -82,8 +89,11 @@ def switch(
 
     Every branch returns `(out, metrics)`. The outputs have one structure. A metric that
     the running branch did not report is absent: never 0, never NaN. Only the branch at
-    `index` is run, and each function's Python body is run once, while tracing.
+    `index` is run, and each function's Python body is run once, while tracing. Where
+    nothing is compiled, no other function is run at all.
     """
+    if is_eager(index):
+        return branches[int(jnp.clip(index, 0, len(branches) - 1))](*operands)
     traced = [trace_once(branch, *operands) for branch in branches]
     outs = [out for _, (out, _) in traced]
     reports = [metrics for _, (_, metrics) in traced]
@@ -143,6 +153,10 @@ def do_if(
     Raises:
         TypeError: `do` changes the structure, a shape or a dtype of what is kept.
     """
+    if is_eager(live):
+        out, metrics = do(*kept) if live else (kept, {})
+        check_carried("", kept, out)
+        return out, metrics
     replay, (out, report) = trace_once(do, *kept)
     check_carried("", kept, out)
 
@@ -172,115 +186,3 @@ def check_carried(root: str, before: PyTree, after: PyTree) -> None:
 
 def _is_number(leaf: Any) -> bool:
     return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-
-
-class MetricBuffer:
-    """The layout of the rows that the step writes and the host reads once a report.
-
-    Metrics of one dtype share one array of shape `(rows, columns)`, so that a call of
-    the step hands over a few buffers however many metrics there are. A metric has one
-    column; in an ensemble it has one for each member.
-    """
-
-    def __init__(self, metrics: MetricTree, rows: int):
-        self.rows = rows
-        self.columns: dict[str, list[str]] = {}
-        for name, metric in metrics.items():
-            self.columns.setdefault(str(metric.value.dtype), []).append(name)
-        self.optional = [n for n, m in metrics.items() if m.present is not True]
-        self._shapes = {name: metric.value.shape for name, metric in metrics.items()}
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all that `read` may find."""
-        members = {n: range(*shape) for n, shape in self._shapes.items() if shape}
-        own = {f"{i}/{name}" for name, places in members.items() for i in places}
-        return frozenset(own | self._shapes.keys())
-
-    def _width(self, names: list[str]) -> int:
-        return sum(math.prod(self._shapes[name]) for name in names)
-
-    def empty(self) -> dict[str, np.ndarray]:
-        """Buffers with no row written."""
-        arrays = {
-            dtype: np.zeros((self.rows, self._width(names)), dtype)
-            for dtype, names in self.columns.items()
-        }
-        if self.optional:
-            width = self._width(self.optional)
-            arrays["present"] = np.zeros((self.rows, width), np.bool_)
-        return arrays
-
-    def write(
-        self, buffers: dict[str, Array], row: Array, metrics: MetricTree
-    ) -> dict[str, Array]:
-        """Write one step's metrics to `row`. Traced."""
-        cells = {
-            dtype: [metrics[n].value for n in names]
-            for dtype, names in self.columns.items()
-        }
-        if self.optional:
-            cells["present"] = [metrics[n].present for n in self.optional]
-        return {
-            dtype: jax.lax.dynamic_update_index_in_dim(
-                buffers[dtype], _row([jnp.asarray(v) for v in values]), row, 0
-            )
-            for dtype, values in cells.items()
-        }
-
-    def read(
-        self, buffers: Mapping[str, np.ndarray], rows: int
-    ) -> dict[str, np.ma.MaskedArray | np.ndarray]:
-        """Take the first `rows` rows apart, by metric; absent steps are masked.
-
-        In an ensemble, a member's metrics begin with its place, as in `3/loss`. What
-        the members have in common has no such prefix; see `_in_common`.
-        """
-        found: dict[str, np.ma.MaskedArray | np.ndarray] = {}
-        present = self._apart(buffers, "present", self.optional, rows)
-        for dtype, names in self.columns.items():
-            for name, values in self._apart(buffers, dtype, names, rows).items():
-                values = np.array(values)
-                if name in present:
-                    if values.dtype.kind == "f":
-                        values[~present[name]] = np.nan  # for code that drops the mask
-                    values = np.ma.MaskedArray(values, mask=~present[name])
-                if values.ndim == 1:
-                    found[name] = values
-                    continue
-                found[name] = _in_common(values)
-                found |= {f"{i}/{name}": own for i, own in enumerate(values.T)}
-        return found
-
-    def _apart(
-        self, buffers: Mapping[str, np.ndarray], key: str, names: list[str], rows: int
-    ) -> dict[str, np.ndarray]:
-        """The columns of each metric, without an axis for one that has a single one."""
-        found, place = {}, 0
-        for name in names:
-            shape = self._shapes[name]
-            end = place + math.prod(shape)
-            found[name] = buffers[key][:rows, place:end].reshape(rows, *shape)
-            place = end
-        return found
-
-
-def _row(cells: list[Array]) -> Array:
-    if all(cell.ndim == 0 for cell in cells):
-        return jnp.stack(cells)
-    return jnp.concatenate([jnp.ravel(cell) for cell in cells])
-
-
-def _in_common(values: Any) -> Any:
-    """The mean of a metric over members, one value a step, of those that report it.
-
-    Whole numbers, such as the index of a branch, have no mean. They are there at the
-    steps in which all members have the same.
-    """
-    masked = np.ma.getmaskarray(values)
-    if values.dtype.kind == "f":
-        total = np.ma.mean(values, axis=1, dtype=np.float64).astype(values.dtype)
-        return total if masked.any() else np.ma.getdata(total)
-    first = np.ma.getdata(values)[:, 0]
-    differ = masked.any(1) | (np.ma.getdata(values) != first[:, None]).any(1)
-    return np.ma.MaskedArray(first, mask=differ) if differ.any() else first.copy()

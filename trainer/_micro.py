@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from trainer._losses import Given, Output
 from trainer._metrics import Metric
-from trainer._tree import describe, path_name, trace_once
+from trainer._tree import describe, is_eager, path_name, trace_once
 from trainer._types import Batch
 
 
@@ -52,21 +52,8 @@ def in_micro_batches(
         return (found.value, found.state, metrics, jnp.float32(examples)), always
 
     stacked = [c[: whole * each].reshape(whole, each, *c.shape[1:]) for c in columns]
-    numbers = jnp.arange(whole, dtype=jnp.int32)
-    replay, ((like, *_), always) = trace_once(
-        part, [c[0] for c in stacked], numbers[0], given.state
-    )
-
-    def body(carry: Any, xs: Any) -> Any:
-        total, state = carry
-        (value, state, metrics, examples), _ = replay(*xs, state)
-        return (_add(total, value, examples), state), (metrics, examples)
-
-    # Summed in a type that is wide enough for the number of examples.
-    wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
-    zeros = jtu.tree_map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf)), like)
-    carry, found = jax.lax.scan(body, (zeros, given.state), (stacked, numbers))
-    total, state = carry
+    go_through = _one_by_one if is_eager(given.step) else _in_a_loop
+    (like, always), (total, state), found = go_through(part, stacked, given.state)
     if rest:
         rows = [column[whole * each :] for column in columns]
         (value, state, *last), _ = part(rows, jnp.int32(whole), state)
@@ -82,6 +69,40 @@ def in_micro_batches(
         for name, (values, present) in metrics.items()
     }
     return Output(value, averaged, state)
+
+
+def _in_a_loop(part: Any, stacked: list[Array], state: Any) -> Any:
+    """Go through the parts of one size in a loop that is compiled."""
+    numbers = jnp.arange(len(stacked[0]), dtype=jnp.int32)
+    first = [column[0] for column in stacked]
+    replay, ((like, *_), always) = trace_once(part, first, numbers[0], state)
+
+    def body(carry: Any, xs: Any) -> Any:
+        total, state = carry
+        (value, state, *reported), _ = replay(*xs, state)
+        return (_add(total, value, reported[1]), state), tuple(reported)
+
+    carry = _zeros(like), state
+    return (like, always), *jax.lax.scan(body, carry, (stacked, numbers))
+
+
+def _one_by_one(part: Any, stacked: list[Array], state: Any) -> Any:
+    """The same where nothing is compiled: each part is known when it has run."""
+    like, total, found, always = None, None, [], {}
+    for number in range(len(stacked[0])):
+        rows = [column[number] for column in stacked]
+        (value, state, *reported), always = part(rows, jnp.int32(number), state)
+        like, total = value, _zeros(value) if total is None else total
+        total = _add(total, value, reported[1])
+        found.append(tuple(reported))
+    together = jtu.tree_map(lambda *values: jnp.stack(values), *found)
+    return (like, always), (total, state), together
+
+
+def _zeros(like: PyTree) -> PyTree:
+    """Zeros to add to, in a type that is wide enough for the number of examples."""
+    wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
+    return jtu.tree_map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf)), like)
 
 
 def _columns(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:

@@ -10,8 +10,9 @@ from jaxtyping import PyTree
 from trainer._counts import check_unit_of
 from trainer._losses import Given
 from trainer._memory import check_arrays, same_form, unsalted
+from trainer._metrics import Metric
 from trainer._selectors import AbstractSelector
-from trainer._tree import describe
+from trainer._tree import describe, is_eager
 from trainer._types import Step
 
 
@@ -103,9 +104,21 @@ def _not_picked(selector: AbstractSelector, picked: Any) -> TypeError:
     )
 
 
+class _OfOneBranch(dict[str, Metric]):
+    """What a branch has reported, where no other was traced: the rest is absent."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> Metric:
+        return Metric(jnp.float32(jnp.nan), False)
+
+
 def picked(selector: AbstractSelector, own: PyTree, outcome: Any, local: Step) -> Any:
     """The memory after a step, of one that has any; see `init_picked`."""
     memory = own["selector"]
+    if is_eager(outcome.branch):
+        outcome = outcome._replace(metrics=_OfOneBranch(outcome.metrics))
     if memory is not None:
         memory = same_form(memory, selector.after(memory, outcome), selector, "after")
     return {**own, "selector": memory, "index": outcome.branch, "local": local}

@@ -199,7 +199,9 @@ def _run(
         arrays = jtu.tree_map(strong, eqx.filter(state, eqx.is_array))
         return arrays, {n: (m.value, jnp.asarray(m.present)) for n, m in known.items()}
 
-    _, found = jax.jit(functools.partial(jax.lax.scan, body))(arrays, epochs)
+    # One loop is needed for the form of it all, whatever the user has set for a look.
+    with jax.disable_jit(False):
+        _, found = jax.jit(functools.partial(jax.lax.scan, body))(arrays, epochs)
     # What stands higher in the program comes first.
     found = sorted(jax.device_get(found).items(), key=lambda pair: pair[0].count("/"))
     return {

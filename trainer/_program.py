@@ -27,9 +27,11 @@ from trainer._precision import choose
 from trainer._selectors import AbstractSelector, Report
 from trainer._state import TrainState
 from trainer._transforms import AbstractTransform
-from trainer._tree import canonical, describe, first_difference, modules_in
+from trainer._tree import canonical, describe, modules_in
 from trainer._types import Batch, Key, Model
 from trainer._update import AbstractOwnUpdate, AbstractUpdate
+from trainer.mistakes._trace_errors import explain_trace
+from trainer.recompiles._differences import first_difference
 
 
 OPTIMIZER = "optimizer"
@@ -145,12 +147,14 @@ class Program(AbstractProgram):
             owned = self.update.owned(model)
             for transform in self.transforms:
                 transform.check(model, owned)
+        with explain_trace():
+            opt_state = self.update.init(model)
         state = TrainState(
             step=jnp.int32(0),
             epoch=jnp.int32(0),
             model=model,
             model_state=model_state,
-            opt_state=self.update.init(model),
+            opt_state=opt_state,
             key=key,
             memory=self._first_memory(),
         )

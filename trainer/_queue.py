@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from trainer._step import CompiledStep
+from trainer._abstract_step import AbstractStep
 from trainer.data import Chunk
 
 
@@ -27,7 +27,7 @@ class Queue:
     long they take is how many steps the next calls have.
     """
 
-    def __init__(self, compiled: CompiledStep):
+    def __init__(self, compiled: AbstractStep):
         self._compiled, self._is_known = compiled, False
         self._calls: deque[tuple[Any, Chunk]] = deque()
         self._free: list[Chunk] = []

@@ -6,6 +6,7 @@ from typing import Any, final
 from trainer._guard import NonfiniteSteps
 from trainer._history import History
 from trainer._state import TrainState
+from trainer.recompiles._report import CompileReport
 
 
 @final
@@ -17,8 +18,8 @@ class FitResult:
         state: The TrainState after the last update. Give it to `fit` to go on.
         history: What this fit recorded.
         stop_reason: `"num_steps"`, `"num_epochs"`, or the reason a callback gave.
-        compiles: How often XLA compiled this Trainer's step, over all its fits: 1, or 0
-            if there was no step to run.
+        compile_report: How often this Trainer's step was compiled, over all its fits,
+            what that took, and what came of it.
         compile_seconds: Seconds this fit spent tracing and compiling the step.
         seconds: Seconds this fit spent on the steps and callbacks.
         nonfinite: What was not finite, and in how many steps; None if all was.
@@ -27,10 +28,19 @@ class FitResult:
     state: TrainState
     history: History
     stop_reason: str
-    compiles: int
+    compile_report: CompileReport
     compile_seconds: float
     seconds: float
     nonfinite: NonfiniteSteps | None = None
+
+    @property
+    def compiles(self) -> int:
+        """How often XLA compiled this Trainer's step, over all its fits.
+
+        1; or 0 if there was no step to run, `compile_cache` had it, or with `debug`;
+        more only if `on_recompile` allows it.
+        """
+        return self.compile_report.compiles
 
     @property
     def model(self) -> Any:

@@ -18,8 +18,8 @@ from trainer._counts import (
     steps_of,
     steps_or_fraction,
 )
-from trainer._explain import explain_trace
 from trainer._types import Step
+from trainer.mistakes._trace_errors import explain_trace
 
 
 @final

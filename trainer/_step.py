@@ -7,27 +7,29 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.extend
-import jax.numpy as jnp
-import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from trainer._baked import Baked
-from trainer._compiles import CompileCounter
+from trainer._abstract_step import AbstractStep
 from trainer._convolutions import channels_last
 from trainer._cost import choose_steps_per_call, seconds_per_step
 from trainer._executable import Executable
-from trainer._explain import explain_trace
 from trainer._flat_state import FlatState
-from trainer._metrics import MetricBuffer
+from trainer._metric_rows import MetricBuffer
 from trainer._program import AbstractProgram
 from trainer._state import TrainState
-from trainer._tree import canonical, first_difference, strong, struct
+from trainer._traced_step import hoisted, trace_step, TracedStep
+from trainer._tree import canonical, struct
 from trainer._turns import in_turns
-from trainer._types import RecompileError
 from trainer.data import AbstractSource, Chunk, does_not_fit, Layout
+from trainer.mistakes._deleted import check_alive
+from trainer.recompiles._baked import Baked
+from trainer.recompiles._compiles import CompileCounter
+from trainer.recompiles._context import Context
+from trainer.recompiles._differences import first_difference
+from trainer.recompiles._report import CompileReport
 
 
 # How many calls fit into the metric buffer. In a step of small arrays that are called
@@ -39,7 +41,7 @@ _SMALL = 1024
 _SMALL_STEP = 1e-4
 
 
-class CompiledStep:
+class CompiledStep(AbstractStep):
     """The step of one Trainer, compiled for one kind of state and batch.
 
     The state is kept as a flat list of arrays between calls, because taking a model
@@ -67,52 +69,61 @@ class CompiledStep:
         period: int | None,
     ):
         began = time.perf_counter()
-        self._counter = CompileCounter()
+        self._counter, self._context = CompileCounter(), Context()
         self._source = jtu.tree_map(struct, source.resident), source.static
         self.flat = FlatState(state)
         self._home = state.step.sharding
-        arrays_of, rest = eqx.partition(self._placed(program), eqx.is_array)
-        self.baked = Baked((program, source.static))
-        closed, treedef, (state_out, metrics) = self._traced(
-            _one_step(self.flat.static, rest, source), arrays_of, content
-        )
-        _check_carry(self.flat.like, state_out)
+        self.baked = Baked((program, source.static), self.flat.static.model)
+        check_alive("", program)
+        program = self._placed(program)
+        like = self.flat.like
+        traced = trace_step(program, like, source, self._source[0], content, self.baked)
+        seconds = {"trace": time.perf_counter() - began}
         platform = next(iter(state.step.devices())).platform
-        self.pace = seconds_per_step(closed.jaxpr, platform)
+        self.pace = seconds_per_step(traced.closed.jaxpr, platform)
+        why = "as given"
         if steps_per_call == "auto":
-            steps_per_call = choose_steps_per_call(self.pace, content, period, platform)
+            chosen = choose_steps_per_call(self.pace, content, period, platform)
+            steps_per_call, why = chosen
         self.steps_per_call, self.most = steps_per_call, 1
         self.layout = Layout(content, steps_per_call)
         self.rows = _CALLS * steps_per_call
-        self._buffer = MetricBuffer(metrics, self.rows)
+        self._buffer = MetricBuffer(traced.metrics, self.rows)
+        closed = traced.closed
         if platform == "cpu":
             closed = channels_last(closed)
             if self.pace < _SMALL_STEP:
                 closed = in_turns(closed, len(jtu.tree_leaves(self.flat.arrays)))
+        self._call = self._compiled(
+            traced._replace(closed=closed), program, state, source, content
+        )
+        self._seconds, self._why = {**seconds, **self._call.seconds}, why
+        self._traces = traced.traces
+        self.seconds = time.perf_counter() - began
+
+    def _compiled(
+        self,
+        traced: TracedStep,
+        program: PyTree,
+        state: TrainState,
+        source: AbstractSource,
+        content: PyTree,
+    ) -> Executable:
         # Large arrays that a loss closed over are arguments, not part of the program:
         # XLA would copy them into it, and try to fold what is computed from them.
-        large = [i for i, c in enumerate(closed.consts) if np.size(c) > _SMALL]
-        constants = self._placed([closed.consts[i] for i in large])
-        function = self._function(_hoisted(closed, large), treedef)
+        consts = traced.closed.consts
+        large = [i for i, c in enumerate(consts) if np.size(c) > _SMALL]
+        constants = self._placed([consts[i] for i in large])
+        function = self._function(hoisted(traced.closed, large), traced.treedef)
+        arrays_of = jtu.tree_leaves(eqx.filter(program, eqx.is_array))
         self._kept = jtu.tree_leaves((constants, arrays_of))
         chunk = Chunk(self.layout)
         chunk.add(jtu.tree_leaves(content), 0)
-        own = (constants, jtu.tree_leaves(arrays_of), self.resident(source))
+        own = (constants, arrays_of, self.resident(source))
         kept = (*own, chunk.leaves(), self._control(0, [0]))
-        donated = (self.flat.flatten(state), self._placed(self.empty()))
-        self._call = Executable(function, kept, donated)
-        self.seconds = time.perf_counter() - began
-
-    def _traced(self, one_step: Any, program: PyTree, content: PyTree) -> Any:
-        """Trace one step; return its jaxpr, and the form of what it returns."""
-        like = Layout(content, 1).like
-        epoch = jax.ShapeDtypeStruct((), jnp.int32)
-        with explain_trace():
-            closed, arrays, static = eqx.filter_make_jaxpr(one_step)(
-                self.flat.arrays, program, self._source[0], like, epoch
-            )
-        self.baked.traced()
-        return closed, jtu.tree_structure(arrays), eqx.combine(arrays, static)
+        return Executable(
+            function, kept, (self.flat.flatten(state), self._placed(self.empty()))
+        )
 
     def _function(self, program_of_one: Any, out_treedef: Any) -> Any:
         """Write the function that is compiled: up to `steps_per_call` steps."""
@@ -141,7 +152,9 @@ class CompiledStep:
                 take = lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False)
                 return one(kept, [take(a) for a in chunk], k, carry)
 
-            return *jax.lax.fori_loop(0, control[0], body, donated), ticket
+            leaves, buffers = jax.lax.fori_loop(0, control[0], body, donated)
+            # XLA may move once more what leaves the loop.
+            return [*map(_pin, leaves, shardings)], buffers, ticket
 
         function.__name__ = function.__qualname__ = self._counter.name
         return function
@@ -152,9 +165,19 @@ class CompiledStep:
         return self._buffer.names
 
     @property
-    def compiles(self) -> int:
-        """How often XLA compiled this step."""
-        return self._counter.count
+    def report(self) -> CompileReport:
+        """What compiling it took, and what came of it."""
+        return CompileReport(
+            self._traces,
+            self._counter.count,
+            self._counter.hits,
+            self._seconds,
+            self._call.flops,
+            self._call.bytes_accessed,
+            self._call.peak_memory,
+            self.steps_per_call,
+            self._why,
+        )
 
     def empty(self) -> dict[str, Any]:
         """Metric buffers with no row written, as the next call takes them."""
@@ -171,12 +194,13 @@ class CompiledStep:
         """Bring the first `rows` rows to the host. Waits for the device."""
         return self._buffer.read(jax.device_get(buffers), rows)
 
-    def check_state(self, state: TrainState, source: AbstractSource) -> None:
-        """Raise RecompileError if the state or what the step has read do not fit."""
-        self.baked.check()
-        difference = first_difference("", self.flat.like, state)
+    def mismatch(self, state: TrainState, source: AbstractSource) -> str | None:
+        """Why a canonical state or a source needs another compile, or None."""
+        for changed in self._context.differences(Context()):
+            return f"This Trainer's step would compile again, as {changed}"
+        difference = self.flat.difference(state)
         if difference:
-            raise RecompileError(
+            return (
                 f"{difference}, for which this Trainer's step would compile again. "
                 "Make a new Trainer for it."
             )
@@ -185,16 +209,21 @@ class CompiledStep:
         found = (first_difference("data", was, now) for was, now in pairs)
         difference = next(filter(None, found), None)
         if difference:
-            raise RecompileError(
+            return (
                 f"{difference}, for which this Trainer's step would compile again: "
                 "arrays on the device and samplers are a part of it. Use data of the "
                 "same kind and size, or a loader of batches, or make a new Trainer."
             )
+        return None
 
-    def check_content(self, content: PyTree) -> None:
-        """Raise RecompileError if batches are not like those it was compiled for."""
-        if self.layout.leaves(content) is None:
-            raise does_not_fit(self.layout.like, content)
+    def refusal(self, content: PyTree) -> str | None:
+        """Why the content of an item needs another compile, or None."""
+        if self.layout.leaves(content) is not None:
+            return None
+        # Of `Arrays`, what is handed over are the numbers of the rows.
+        pairs = zip(("batch", "mask"), self.layout.like, content, strict=False)
+        found = (does_not_fit(*pair) for pair in pairs)
+        return next(filter(None, found), "The data is of another kind.")
 
     def __call__(
         self,
@@ -209,13 +238,13 @@ class CompiledStep:
         Does not wait for the device. The third of what is returned is there when the
         call is over, and can be waited for.
         """
-        kept = [
-            *self._kept,
-            *resident,
-            *chunk.leaves(),
-            self._control(row, chunk.epochs),
-        ]
-        return self._call(kept, [*leaves, *jtu.tree_leaves(buffers)])
+        control = self._control(row, chunk.epochs)
+        try:
+            kept = [*self._kept, *resident, *chunk.leaves(), control]
+            return self._call(kept, [*leaves, *jtu.tree_leaves(buffers)])
+        except RuntimeError as error:
+            chunk.check_alive(error)
+            raise
 
     def _control(self, row: int, epochs: Sequence[int]) -> np.ndarray:
         """Number of steps, first row, epoch of each step: one array to hand over."""
@@ -225,30 +254,13 @@ class CompiledStep:
         return control
 
 
-def _hoisted(closed: Any, large: list[int]) -> Any:
-    """The same jaxpr with some of its constants as its first arguments.
-
-    It is made anew, because a jaxpr keeps its constants alive for as long as it lives.
-    """
-    small = [None if i in large else c for i, c in enumerate(closed.consts)]
-    jaxpr = closed.jaxpr
-
-    def run(*flat: Any) -> Any:
-        given = iter(flat[: len(large)])
-        consts = [next(given) if c is None else c for c in small]
-        whole = jax.extend.core.ClosedJaxpr(jaxpr, consts)
-        return jax.extend.core.jaxpr_as_fun(whole)(*flat[len(large) :])
-
-    arguments = [*(closed.consts[i] for i in large), *closed.in_avals]
-    structs = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in arguments]
-    return jax.make_jaxpr(run)(*structs)
-
-
 def _pin(leaf: jax.Array, sharding: Any) -> jax.Array:
     """Keep a leaf where it came from; XLA is free to move what it returns."""
-    if isinstance(sharding, NamedSharding):
-        return jax.lax.with_sharding_constraint(leaf, sharding)
-    return leaf
+    if not isinstance(sharding, NamedSharding):
+        return leaf
+    if jax.sharding.AxisType.Explicit in sharding.mesh.axis_types:
+        return jax.sharding.reshard(leaf, sharding)
+    return jax.lax.with_sharding_constraint(leaf, sharding)
 
 
 def _complete(metrics: Any) -> Any:
@@ -257,33 +269,3 @@ def _complete(metrics: Any) -> Any:
         n: m if m.present is not None else m._replace(present=True)
         for n, m in metrics.items()
     }
-
-
-def _one_step(static: Any, rest: Any, source: AbstractSource) -> Any:
-    """Write one step as a function of arrays: state to state, and metrics."""
-
-    def one_step(
-        arrays: Any, program: Any, resident: Any, content: Any, epoch: Any
-    ) -> Any:
-        state: TrainState = eqx.combine(arrays, static)
-        whole: AbstractProgram = eqx.combine(program, rest)
-        key = jr.fold_in(state.key, state.step)
-        at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
-        batch, mask, carry = source.fetch(
-            resident, content, state.source, state.model, **at
-        )
-        state, metrics = whole.step(state, batch, mask, epoch, carry)
-        return jtu.tree_map(strong, state), metrics
-
-    return one_step
-
-
-def _check_carry(before: TrainState, after: TrainState) -> None:
-    """Raise TypeError unless the state that comes out of a step can go into it."""
-    difference = first_difference("", before, after)
-    if difference:
-        raise TypeError(
-            f"The update changes the state: {difference}, so that the second step "
-            "would compile again. An update keeps the structure, shapes, dtypes and "
-            "non-array values of the model and `opt_state`."
-        )

@@ -1,41 +1,47 @@
 """The Trainer: one compiled step, and the loop around it."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, final, Literal
 
-import jax.numpy as jnp
 import jax.random as jr
 import optax
 
 from trainer._callback import AbstractCallback, check_callbacks
-from trainer._checks import check_ends, check_key, check_model, split_model
+from trainer._checks import (
+    check_arrays,
+    check_ends,
+    check_key,
+    check_model,
+    split_model,
+)
 from trainer._compile_cache import keep_compiled
-from trainer._counts import INT32_MAX, positive_int
+from trainer._counts import positive_int
+from trainer._eager import values_if
 from trainer._evaluate import Evaluator
-from trainer._fitting import check_measured, check_watched, Fitting
+from trainer._evaluating import Evaluating
+from trainer._fitting import check_measured, check_watched
 from trainer._guard import check_nonfinite, Nonfinite
 from trainer._history import History
-from trainer._loop import Watch
 from trainer._make_update import make_update
-from trainer._memory import Memory, part_of
 from trainer._parts import Parts
 from trainer._program import Program
 from trainer._result import FitResult
 from trainer._state import TrainState
+from trainer._steps import check_on_recompile, OnRecompile
 from trainer._transforms import AbstractTransform
 from trainer._types import Key
 from trainer._update import AbstractUpdate
+from trainer._watch import Watch
 from trainer.callbacks import Progress
 from trainer.data import as_source
 
 
-_FINAL = ("init", "fit", "evaluate")
+_FINAL = ("init", "fit", "evaluate", "check")
 
 
-class Trainer(Fitting):
+class Trainer(Evaluating):
     """Trains a model with one step that is compiled once.
 
     Give it a loss and an optimizer; or an update; or subclass it and override `loss`
@@ -61,12 +67,20 @@ class Trainer(Fitting):
             and warns of a loss that is not finite.
         steps_per_call: How many steps one call of the compiled function runs at most.
             It changes how long a run takes and nothing else. `"auto"` chooses it.
+        on_recompile: What to do with a batch or a model of another form than the first,
+            for which the step would have to compile again. `"error"` refuses it, with
+            the reason. `"warn"` and `"allow"` compile once for each form and keep all:
+            for sequences that are padded to a few lengths. See `tr.explain`.
         compile_cache: Folder in which JAX keeps what this process compiles from now on,
             and finds what an earlier one has: a script that is run again starts sooner.
+        debug: Whether to run the same program op by op, with values, for a look inside:
+            `breakpoint()`, `print`, `assert` and `if` work in a loss, and attributes
+            may be set at any time. Nothing is compiled, and it is slow. It is the same
+            as `fit` and `evaluate` under `jax.disable_jit()`.
 
     Raises:
         TypeError: The loss is given in two ways or in none, or is not a loss.
-        ValueError: `steps_per_call` is below 1.
+        ValueError: `steps_per_call` is below 1, or an option is none of its values.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr, optax
@@ -100,7 +114,9 @@ class Trainer(Fitting):
         transforms: Mapping[str, AbstractTransform] | None = None,
         nonfinite: Nonfinite | None = None,
         steps_per_call: int | Literal["auto"] = "auto",
+        on_recompile: OnRecompile = "error",
         compile_cache: str | os.PathLike[str] | None = None,
+        debug: bool = False,
     ):
         if compile_cache is not None:
             keep_compiled(compile_cache)
@@ -109,6 +125,8 @@ class Trainer(Fitting):
         if steps_per_call != "auto":
             steps_per_call = positive_int(steps_per_call, "`steps_per_call`")
         self.steps_per_call: int | Literal["auto"] = steps_per_call
+        self.on_recompile: OnRecompile = check_on_recompile(on_recompile)
+        self.debug = bool(debug)
         cls = type(self)
         own = make_update(
             cls.__name__,
@@ -162,12 +180,15 @@ class Trainer(Fitting):
         Raises:
             TypeError: `key` is not a key, the model has nothing to train, or it has no
                 state and a loss asks for it.
+            ValueError: An array of the model was deleted.
         """
+        check_arrays(model)
         model, model_state = split_model(model)
         check_model(model, model_state, self.program.update)
         key = jr.key(0) if key is None else key
         check_key(key)
-        return self.program.init(model, model_state, key)
+        with values_if(self.debug):
+            return self.program.init(model, model_state, key)
 
     @final
     def fit(
@@ -216,6 +237,7 @@ class Trainer(Fitting):
         self.last_history = history
         total = num_steps if num_epochs is None else source.num_steps(num_epochs)
         if isinstance(model, TrainState):
+            check_arrays(model)
             first, start = int(model.step), functools.partial(self._copied, model)
         else:
             first, start = 0, lambda: self.init(model, key=key)
@@ -231,69 +253,3 @@ class Trainer(Fitting):
         """The one loss that is trained on, or None."""
         own = None if type(self).loss is Trainer.loss else self.loss
         return getattr(self.program.update, "loss", own)
-
-    @final
-    def evaluated_model(self, state: TrainState, using: str) -> Any:
-        """The model that is meant to be evaluated, in the place of the one trained.
-
-        Args:
-            state: A TrainState.
-            using: Name of a transform that keeps an average, such as a `tr.EMA`; or
-                `"optimizer"`, for schedule-free optimizers, which evaluate other
-                parameters than they train.
-
-        Raises:
-            KeyError: There is no transform of that name.
-            TypeError: `state` is a model, which has no average.
-        """
-        if not isinstance(state, TrainState):
-            raise TypeError(
-                f"`using={using!r}` needs a TrainState, which holds the average; "
-                f"`{type(state).__name__}` was given. Pass `result.state`."
-            )
-        return self.program.evaluated(state, using)
-
-    @final
-    def evaluate(
-        self, model: Any, data: Any, *, loss: Any = None, using: str | None = None
-    ) -> dict[str, float]:
-        """Average the loss and its metrics over data, in inference mode.
-
-        Dropout is off, BatchNorm uses its running statistics and does not change them,
-        and a loss that asks for a key gets one that depends on the batch's place alone:
-        the same model gives the same numbers. Batches count by their examples, so the
-        result is the mean over examples for a loss that is a mean. A short last batch
-        is padded if the loss takes `mask`; otherwise its shape is compiled once more.
-
-        Args:
-            model: A model, `(model, state)`, or a TrainState. A schedule is evaluated
-                at the state's step and epoch; at 0 for a model.
-            data: As for `fit`. It is gone through once.
-            loss: Evaluated in the place of the Trainer's own loss, if given. It has the
-                form of a loss; an accuracy may be one. One function object is compiled
-                once, so give the same each time.
-
-            using: Name of the transform whose average is evaluated in the place of
-                the model, or `"optimizer"`; see `evaluated_model`.
-
-        Returns:
-            `"loss"`, and every metric, as floats.
-
-        Raises:
-            ValueError: There are no batches.
-            TypeError: The Trainer has no loss of its own, and none is given.
-        """
-        own = self._own_loss()
-        loss = own if loss is None else loss
-        if using is not None:
-            model = dataclasses.replace(model, model=self.evaluated_model(model, using))
-        if not isinstance(model, TrainState):
-            model, model_state = split_model(model)
-            zero = jnp.int32(0)
-            model = TrainState(zero, zero, model, model_state, None, jr.key(0))
-        # What does not change an evaluation is no reason to compile it again.
-        kept = part_of(model.memory.program, "loss") if loss is own else None
-        num_steps = model.memory.num_steps
-        num_steps = jnp.int32(INT32_MAX) if num_steps is None else num_steps
-        memory = Memory(program=kept, num_steps=num_steps)
-        return self._evaluator(loss, dataclasses.replace(model, memory=memory), data)

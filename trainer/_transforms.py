@@ -11,10 +11,11 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from trainer._counts import is_number, positive_int
-from trainer._explain import explain_trace
-from trainer._tree import describe, first_difference, path_name, struct
+from trainer._tree import describe, is_eager, path_name, struct
 from trainer._types import Model, Step
 from trainer._where import check_picks, check_where, marked, owned, shared_leaf, Where
+from trainer.mistakes._trace_errors import explain_trace
+from trainer.recompiles._differences import first_difference
 
 
 class AbstractTransform(eqx.Module):
@@ -211,8 +212,11 @@ class Project(AbstractTransform):
         """Keep nothing; check that shapes and dtypes stay as they are."""
         params, _ = picked(model, self.where, "Project")
         for path, leaf in jtu.tree_leaves_with_path(params):
-            with explain_trace():
-                found = jax.eval_shape(self.fn, struct(leaf))
+            if is_eager(leaf):
+                found = self.fn(leaf)
+            else:
+                with explain_trace():
+                    found = jax.eval_shape(self.fn, struct(leaf))
             difference = first_difference(path_name("model", path), leaf, found)
             if difference:
                 raise ValueError(

@@ -1,6 +1,5 @@
-"""PyTrees of arrays: names for paths, canonical leaves, comparison, tracing once."""
+"""PyTrees of arrays: names for paths, canonical leaves, tracing once."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax.extend
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 
@@ -19,6 +19,12 @@ def path_name(root: str, path: tuple[Any, ...]) -> str:
     return (root + jtu.keystr(path)).lstrip(".")
 
 
+def is_array_like(leaf: Any) -> bool:
+    """Whether it has a shape and a dtype. `numpy.float32`, a class, has neither."""
+    has_both = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return has_both and not isinstance(leaf, type)
+
+
 def describe(leaf: Any) -> str:
     """Describe a leaf in a few characters: dtype and shape, or the `repr`.
 
@@ -26,7 +32,7 @@ def describe(leaf: Any) -> str:
         >>> describe(jnp.zeros((4, 2)))
         'float32[4,2]'
     """
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+    if is_array_like(leaf):
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     text = repr(leaf)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -109,68 +115,10 @@ def strong(leaf: Any) -> Any:
     return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
 
 
-def first_difference(root: str, old: PyTree, new: PyTree) -> str | None:
-    """Say where two trees differ in structure, shape, dtype or static value, or None.
-
-    Array leaves are compared by shape and dtype alone, other leaves by identity and
-    then by `==`.
-    """
-    old_leaves = jtu.tree_leaves_with_path(old)
-    new_leaves = dict(jtu.tree_leaves_with_path(new))
-    for path, was in old_leaves:
-        name = path_name(root, path)
-        if path not in new_leaves:
-            return f"`{name}` was {describe(was)} and is now gone"
-        now = new_leaves.pop(path)
-        if not _same(was, now):
-            return _was_is(name, was, now)
-    for path, now in new_leaves.items():
-        return f"`{path_name(root, path)}` is new: {describe(now)}"
-    if jtu.tree_structure(old) != jtu.tree_structure(new):
-        whole = f"`{root or 'state'}` has another structure, with the same leaves"
-        return _structure_difference(root, old, new) or whole
-    return None
-
-
-def _was_is(name: str, was: Any, now: Any) -> str:
-    texts = [
-        f"of class `{x.__name__}`" if isinstance(x, type) else describe(x)
-        for x in (was, now)
-    ]
-    other = ", another one" if texts[0] == texts[1] else ""
-    return f"`{name.lstrip('.')}` was {texts[0]} and is now {texts[1]}{other}"
-
-
-def _structure_difference(name: str, old: Any, new: Any) -> str | None:
-    """Name the static field, or the node of another class, where two trees differ."""
-    if type(old) is not type(new):
-        return _was_is(name, type(old), type(new))
-    if isinstance(old, eqx.Module):
-        for field in dataclasses.fields(old):
-            was, now = getattr(old, field.name, None), getattr(new, field.name, None)
-            below = f"{name}.{field.name}"
-            if field.metadata.get("static", False):
-                found = None if _same(was, now) else _was_is(below, was, now)
-            else:
-                found = _structure_difference(below, was, now)
-            if found:
-                return found
-    elif isinstance(old, list | tuple):
-        pairs = enumerate(zip(old, new, strict=False))
-        found = (_structure_difference(f"{name}[{i}]", *pair) for i, pair in pairs)
-        return next(filter(None, found), None)
-    elif isinstance(old, dict) and isinstance(new, dict):
-        keys = [key for key in old if key in new]
-        found = (_structure_difference(f"{name}[{k!r}]", old[k], new[k]) for k in keys)
-        return next(filter(None, found), None)
-    return None
-
-
-def _same(was: Any, now: Any) -> bool:
-    arrays = [hasattr(x, "shape") and hasattr(x, "dtype") for x in (was, now)]
-    if all(arrays):
-        return tuple(was.shape) == tuple(now.shape) and was.dtype == now.dtype
-    return not any(arrays) and (was is now or bool(was == now))
+def is_eager(*values: Any) -> bool:
+    """Whether code runs op by op: nothing is compiled, and these have their values."""
+    is_off = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(is_off) and not any(isinstance(value, Tracer) for value in values)
 
 
 def modules_in(tree: PyTree) -> Iterator[Any]:

@@ -7,11 +7,13 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from trainer._losses import asked_for, Given, name_of, value_of
+from trainer._losses import asked_for, Given, value_of
 from trainer._memory import Node
 from trainer._metrics import as_metrics, Metric
 from trainer._tree import describe
 from trainer._types import Batch, Model
+from trainer.mistakes._trace_errors import noted
+from trainer.mistakes._user_code import defined_at, name_of
 
 
 UPDATE_ARGUMENTS = ("model", "opt_state", "batch")
@@ -83,15 +85,17 @@ class AbstractUpdate(eqx.Module):
         asker = self.asker()
         names = asked_for(asker, UPDATE_ARGUMENTS, "update")
         arguments = {name: value_of(name, given, asker) for name in names}
-        returned = self(model, opt_state, batch, **arguments)
+        with noted("update", asker, batch):
+            returned = self(model, opt_state, batch, **arguments)
         expected = 4 if "state" in names else 3
         if not isinstance(returned, tuple) or len(returned) != expected:
             raise TypeError(
-                f"`{name_of(asker)}` must return `(model, opt_state, metrics)`, and "
-                "the new state last if it asks for `state`."
+                f"`{name_of(asker)}`{defined_at(asker)} must return "
+                "`(model, opt_state, metrics)`, and the new state last if it asks for "
+                "`state`."
             )
         model, opt_state, metrics, *state = returned
-        metrics = as_metrics(metrics, name_of(asker))
+        metrics = as_metrics(metrics, name_of(asker), defined_at(asker))
         return Updated(model, opt_state, metrics, state[0] if state else given.state)
 
 

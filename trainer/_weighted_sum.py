@@ -22,7 +22,7 @@ from trainer._losses import AbstractJoint, call_leaf, Given, Output, RESERVED
 from trainer._memory import part_of, renewed
 from trainer._metrics import Metric, switch, under
 from trainer._schedules import check_schedule
-from trainer._tree import trace_once
+from trainer._tree import is_eager, trace_once
 from trainer._types import Batch, Model
 
 
@@ -186,6 +186,12 @@ def _term(
         unweighted = jtu.tree_leaves(value)[0]
         found = (scaled(value, weight), state, memory)
         return found, term_metrics(name, unweighted, inner)
+
+    if is_eager(weight):
+        if weight != 0:
+            (value, state, memory), metrics = run(weight, given)
+            return Output(value, metrics, state, memory)
+        return Output(evaluate.zero(), {}, given.state, given.memory)
 
     replay, ((value, _, _), _) = trace_once(run, weight, given)
 

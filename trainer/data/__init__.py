@@ -8,6 +8,7 @@ from trainer.data._chunk import (
 from trainer.data._source import (
     AbstractSource as AbstractSource,
     Feed as Feed,
+    OtherForm as OtherForm,
     Wanted as Wanted,
 )
 from trainer.data.arrays import Arrays as Arrays

@@ -10,8 +10,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from trainer._tree import first_difference
-from trainer._types import RecompileError
+from trainer.mistakes._deleted import check_alive
+from trainer.recompiles._differences import first_difference
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -25,12 +25,13 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def does_not_fit(like: PyTree, content: PyTree) -> RecompileError:
-    """Make the error for a batch that is not like the first."""
-    return RecompileError(
-        f"{first_difference('batch', like, content)}, for which the step would compile "
-        "again. Give every batch the structure, shapes and dtypes of the first; for "
-        "other data, make a new Trainer."
+def does_not_fit(name: str, like: PyTree, given: PyTree) -> str | None:
+    """Say why a batch that is not like the first does not fit, or None if it does."""
+    difference = first_difference(name, like, given)
+    return difference and (
+        f"{difference}, for which the step would compile again. Give every batch the "
+        "structure, shapes and dtypes of the first, or give the Trainer "
+        "`on_recompile='allow'` to compile once for each form."
     )
 
 
@@ -127,6 +128,14 @@ class Chunk:
             column = [] if is_on_device else _empty((*lead, *shape), dtype)
             self._columns[number] = column
         return column
+
+    def check_alive(self, error: Exception) -> None:
+        """Raise ValueError if an array of a batch was deleted, as JAX has said."""
+        for item in range(len(self)):
+            arrays = [c[item] if isinstance(c, list) else None for c in self._columns]
+            content = jtu.tree_unflatten(self._layout.treedef, arrays)
+            # A batch has its mask beside it.
+            check_alive("batch", content[0] if content else (), error)
 
     def leaves(self) -> list[Any]:
         """What a call of the compiled step takes."""

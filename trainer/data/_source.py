@@ -1,6 +1,8 @@
 """What the Trainer needs from data, wherever it comes from."""
 
 import abc
+import datetime
+import numbers
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,21 +16,32 @@ from jaxtyping import PyTree
 from trainer._tree import describe, path_name
 from trainer._types import Batch, Key, Model
 from trainer.data._chunk import Chunk
+from trainer.mistakes._deleted import check_alive, is_deleted
 
 
 # A loader that is slow hands over what it has after this long. The device is kept busy,
 # and an interrupt or a report does not wait for a whole chunk.
 _SECONDS_PER_CHUNK = 0.02
+# What a list of numbers may hold, or a list of text, which is told from one.
+_VALUES = (numbers.Number, np.generic, str, bytes, datetime.date)
 
 
 class Item(NamedTuple):
     """The arrays that the host hands to one step, and the epoch that they belong to.
 
-    All items of a source have the same form.
+    Attributes:
+        leaves: The arrays.
+        epoch: The epoch.
+        form: What they look like; one object for all that look the same.
     """
 
     leaves: list[Any]
     epoch: int
+    form: Any = None
+
+
+class OtherForm(Exception):
+    """The next item has another form than those before it, and was not added."""
 
 
 class Wanted(NamedTuple):
@@ -41,6 +54,7 @@ class Wanted(NamedTuple):
         mask: Whether a mask goes with every batch.
         may_pad: Whether every loss takes the mask, so that a short batch can be padded.
         like: Structure, shapes and dtypes of the items of the compiled step, or None.
+        others: Whether items of other forms are used as well, by a step of their own.
     """
 
     start: int
@@ -49,35 +63,42 @@ class Wanted(NamedTuple):
     mask: bool
     may_pad: bool
     like: PyTree
+    others: bool = False
 
 
 class Feed:
-    """Fills chunks with items that come one by one.
+    """Fills chunks with items that come one by one."""
 
-    Attributes:
-        content: The content of the first item, or None if there is none.
-    """
-
-    content: PyTree
-
-    def __init__(
-        self, items: Iterator[Item], as_content: Callable[[list[Any]], PyTree]
-    ):
-        self._items = items
+    def __init__(self, items: Iterator[Item], as_content: Callable[[Item], PyTree]):
+        self._items, self._as_content = items, as_content
         # It is needed before there is a chunk, to see what an item looks like.
-        first = self._first = next(items, None)
-        self.content = None if first is None else as_content(first.leaves)
+        self._next = next(items, None)
+        self._form = None if self._next is None else self._next.form
+
+    @property
+    def content(self) -> PyTree:
+        """The content of the item that comes next, or None if there is none."""
+        return None if self._next is None else self._as_content(self._next)
+
+    def turn(self) -> None:
+        """Go on with items of the next one's form."""
+        assert self._next is not None
+        self._form = self._next.form
 
     def fill(self, chunk: Chunk, most: int) -> None:
         """Add items until there are `most`, or, if they are slow, at least one.
 
         Raises:
             StopIteration: There are no more; those before have been added.
+            OtherForm: The next is of another form; likewise.
         """
         until = time.perf_counter() + _SECONDS_PER_CHUNK
         while len(chunk) < most:
-            item = self._first or next(self._items)
-            self._first = None
+            item = self._next or next(self._items)
+            if item.form is not self._form:
+                self._next = item
+                raise OtherForm
+            self._next = None
             chunk.add(item.leaves, item.epoch)
             if time.perf_counter() > until:
                 return
@@ -122,23 +143,30 @@ class AbstractSource(abc.ABC):
         """All examples once, in order: batch, mask (None unless `pad`), examples."""
 
 
-def host_batch(batch: Any) -> Batch:
+def host_batch(batch: Any, root: str = "batch") -> Batch:
     """Bring one batch into the form that a step takes.
 
     A tuple or list of one array, as loaders yield for one data set, becomes that array.
-    Numbers become arrays, and dtypes the ones that JAX computes with.
+    Numbers and lists of numbers become arrays, and dtypes the ones that JAX computes
+    with.
+
+    Args:
+        batch: The batch.
+        root: What messages call it.
 
     Raises:
         TypeError: A column holds text, objects or anything else that is not numbers.
+        ValueError: An array was deleted.
     """
-    if type(batch) in (tuple, list) and len(batch) == 1:
+    if type(batch) in (tuple, list) and len(batch) == 1 and not is_list(batch):
         batch = batch[0]
     try:
-        return jtu.tree_map(_column, batch)
+        return jtu.tree_map(_column, batch, is_leaf=is_list)
     except _NotNumbers:
+        check_alive(root, batch)
         # The path is looked up for the message only: it costs more than the rest.
-        for path, leaf in jtu.tree_leaves_with_path(batch):
-            _named_column(path, leaf)
+        for path, leaf in jtu.tree_leaves_with_path(batch, is_leaf=is_list):
+            _named_column(root, path, leaf)
         raise
 
 
@@ -146,28 +174,51 @@ class _NotNumbers(TypeError):
     pass
 
 
+def is_list(node: Any) -> bool:
+    """Whether it is a list of values, or of lists of them, and not of columns."""
+    if type(node) is not list or all(value is None for value in node):
+        return False
+    is_value = lambda v: v is None or isinstance(v, _VALUES) or is_list(v)
+    return all(map(is_value, node))
+
+
 def _column(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
+        if is_deleted(leaf):
+            raise _NotNumbers("was deleted")
         return leaf
     try:
         array = np.asarray(leaf)
     except ValueError:
-        array = np.empty((), object)
+        raise _NotNumbers("has rows of different lengths") from None
     number = array.dtype.kind in "biufc" or jnp.issubdtype(array.dtype, np.floating)
     if not number:
-        raise _NotNumbers(str(array.dtype))
+        raise _NotNumbers(f"has dtype `{array.dtype}`")
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def _named_column(path: tuple[Any, ...], leaf: Any) -> None:
+def _named_column(root: str, path: tuple[Any, ...], leaf: Any) -> None:
+    if hasattr(leaf, "columns") and hasattr(leaf, "items"):
+        # A table, as of pandas, is one leaf of many columns.
+        for name, column in leaf.items():
+            _named_column(root, (*path, jtu.DictKey(name)), column)
     try:
         _column(leaf)
     except _NotNumbers as error:
         raise TypeError(
-            f"Column `{path_name('batch', path)}` has dtype `{error}`, and a compiled "
-            "step takes numbers only. Leave the column out, or encode it as numbers; "
-            f"its first value is {_first(leaf)}."
+            f"Column `{path_name(root, path)}` {error}, and a compiled step takes "
+            f"numbers only; its first value is {_first(leaf)}. Encode it as numbers, "
+            f"or leave it out{_or_keep_aside(root, path)}."
         ) from None
+
+
+def _or_keep_aside(root: str, path: tuple[Any, ...]) -> str:
+    if root != "batch" or not path:
+        return ""
+    names = ("key", "idx", "name")
+    keys = [getattr(k, n) for k in path for n in names if hasattr(k, n)]
+    name = keys[0] if len(keys) == 1 else tuple(keys)
+    return f", or keep it aside: `tr.Loader(batches, aside=({name!r},))`"
 
 
 def _first(leaf: Any) -> str:

@@ -13,7 +13,15 @@ from trainer._counts import positive_int
 from trainer._tree import canonical, describe, path_name
 from trainer._types import Batch, Model
 from trainer.data._chunk import Chunk
-from trainer.data._source import AbstractSource, Feed, host_batch, pad_batch, Wanted
+from trainer.data._source import (
+    AbstractSource,
+    Feed,
+    host_batch,
+    is_list,
+    pad_batch,
+    Wanted,
+)
+from trainer.mistakes._deleted import check_alive
 
 
 class Arrays(AbstractSource):
@@ -44,11 +52,11 @@ class Arrays(AbstractSource):
     """
 
     def __init__(self, *arrays: Any, batch_size: int, shuffle: bool = True):
-        lists = (np.asarray(a) if isinstance(a, list) else a for a in arrays)
+        stacked = lambda a: np.asarray(a) if type(a) is list and not is_list(a) else a
         # A copy, because the device may take a NumPy array's memory over as it is.
         self.arrays = jtu.tree_map(
             lambda a: a if isinstance(a, jax.Array) else a.copy(),
-            host_batch(tuple(lists)),
+            host_batch(tuple(map(stacked, arrays)), "arrays"),
         )
         leaves = jtu.tree_leaves_with_path(self.arrays)
         if not leaves:
@@ -81,6 +89,7 @@ class Arrays(AbstractSource):
     def resident(self) -> PyTree:
         """The arrays on the device; put there at first use."""
         if self._resident is None:
+            check_alive("arrays", self.arrays)
             self._resident = canonical(self.arrays, copy=False)
         return self._resident
 
@@ -114,6 +123,7 @@ class Arrays(AbstractSource):
 
     def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
         """Consecutive rows; the last batch is short, or padded."""
+        check_alive("arrays", self.arrays)
         for start in range(0, self.num_examples, self.batch_size):
             end = min(start + self.batch_size, self.num_examples)
             batch = jtu.tree_map(lambda a: a[start:end], self.arrays)  # noqa: B023
@@ -134,8 +144,13 @@ class _Rows(Feed):
         # A scalar stands for the mask of a batch that is always full.
         mask = np.True_ if wanted.mask else None
         rows = np.empty(data.batch_size, np.int32)
-        self.content = None if ended else (rows, mask)
+        self._content = None if ended else (rows, mask)
         self._orders: dict[int, np.ndarray] = {}
+
+    @property
+    def content(self) -> PyTree:
+        """Rows and mask of a batch, or None if the epochs are over."""
+        return self._content
 
     def fill(self, chunk: Chunk, most: int) -> None:
         """Add the rows of `most` batches, or of those that are left."""

@@ -1,16 +1,17 @@
 """Batches from any loader: jax-dataloader, PyTorch, a list, a generator."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 from jaxtyping import PyTree
 
 from trainer._counts import positive_int
-from trainer._types import Batch, Model
+from trainer._types import Batch, Model, RecompileError
+from trainer.data._aside import check_aside, Column, put_aside
 from trainer.data._chunk import does_not_fit
-from trainer.data._ragged import Ragged, Shaping
+from trainer.data._ragged import Form, Ragged, Shaping
 from trainer.data._source import (
     AbstractSource,
     Feed,
@@ -44,9 +45,12 @@ class Loader(AbstractSource):
             default, the first one met gives a warning that says what is done.
         steps_per_epoch: Where an epoch ends, for batches that never do. A re-iterable
             starts anew there. By default an epoch ends when the batches do.
+        aside: Columns that are not given to the step, such as text: keys of a dict,
+            positions in a tuple, or a tuple of these for a column deeper down. A dict
+            or tuple is then without them; a named tuple has None there.
 
     Raises:
-        TypeError: `batches` is arrays and not batches of them.
+        TypeError: `batches` is arrays and not batches of them, or `aside` is no tuple.
         ValueError: An option is not one of its values.
 
     Example:
@@ -54,6 +58,15 @@ class Loader(AbstractSource):
         >>> batches = [(np.ones((4, 2)), np.ones(4)), (np.ones((3, 2)), np.ones(3))]
         >>> [count for _, _, count in Loader(batches).batches(pad=False)]
         [4, 3]
+        >>> data = Loader([{"x": np.ones(2), "name": ["a", "b"]}], aside=("name",))
+        >>> [sorted(batch) for batch, _, _ in data.batches(pad=False)], data.aside
+        ([['x']], {'name': ['a', 'b']})
+    """
+
+    aside: Mapping[Column, Any]
+    """What was kept aside of the batch that was read last, by the names given.
+
+    In a callback, that is the batch of the last step.
     """
 
     def __init__(
@@ -62,6 +75,7 @@ class Loader(AbstractSource):
         *,
         ragged: Ragged | None = None,
         steps_per_epoch: int | None = None,
+        aside: Sequence[Column] = (),
     ):
         _check_batches(batches)
         if ragged not in ("pad", "drop", "error", None):
@@ -73,6 +87,7 @@ class Loader(AbstractSource):
         self._source = batches
         self._ragged: Ragged | None = ragged
         self._steps_per_epoch = steps_per_epoch
+        self._aside, self.aside = check_aside(aside), {}
 
     def fetch(
         self, resident: PyTree, content: PyTree, carry: PyTree, model: Model, **at: Any
@@ -80,6 +95,11 @@ class Loader(AbstractSource):
         """The batch and its mask are the content."""
         del resident, model, at
         return (*content, carry)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether a batch that is read is gone, as from a generator."""
+        return isinstance(self._source, Iterator) and _only_once(self._source)
 
     def num_steps(self, num_epochs: int) -> int | None:
         """Number of batches, if the loader knows its length."""
@@ -98,7 +118,8 @@ class Loader(AbstractSource):
                 "Take `mask` and average over the examples where it is True."
             )
         fit = Shaping(self._ragged, wanted)
-        return Feed(self._items(wanted, fit), fit.content)
+        as_content = lambda item: item.form.content(item.leaves)
+        return Feed(self._items(wanted, fit), as_content)
 
     def _items(self, wanted: Wanted, fit: Shaping) -> Iterator[Item]:
         length, iterator = self._steps_per_epoch, self._open()
@@ -107,10 +128,12 @@ class Loader(AbstractSource):
         epoch, count = divmod(wanted.start, length) if once and length else (0, 0)
         done = wanted.start if once else 0
         while wanted.num_epochs is None or epoch < wanted.num_epochs:
-            for leaves in _fitting(iterator, fit, length and length - count):
+            for leaves, form in _fitting(
+                self._kept(iterator), fit, length and length - count
+            ):
                 count += 1
                 if done >= wanted.start:
-                    yield Item(leaves, epoch)
+                    yield Item(leaves, epoch, form)
                 done += 1
             self._check_epoch(epoch, count, done if once else None, fit)
             epoch += 1
@@ -125,6 +148,16 @@ class Loader(AbstractSource):
         # Once an epoch and not more: jax-dataloader draws an order each time.
         source: Any = self._source
         return iter(source if _can_be_iterated(source) else source())
+
+    def _kept(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, without what is kept aside."""
+        if not self._aside:
+            return batches
+        return map(self._put_aside, batches)
+
+    def _put_aside(self, batch: Any) -> Batch:
+        batch, self.aside = put_aside(batch, self._aside)
+        return batch
 
     def _check_epoch(
         self, epoch: int, count: int, done: int | None, fit: "Shaping"
@@ -141,8 +174,9 @@ class Loader(AbstractSource):
                 f"The batches end after {count} of the {self._steps_per_epoch} that "
                 "`steps_per_epoch` asks for. Leave it out for an epoch to end there."
             )
-        if count == 0 and fit.layout and fit.short is not None:
-            raise does_not_fit(fit.layout.like, fit.short)
+        if count == 0 and fit.forms and fit.short is not None:
+            like = fit.forms[0].layout.like
+            raise RecompileError(does_not_fit("batch", like, fit.short))
         if count == 0:
             raise ValueError(
                 f"Epoch {epoch} has no batches. A loader with fewer examples than its "
@@ -152,7 +186,8 @@ class Loader(AbstractSource):
     def batches(self, pad: bool) -> Iterator[tuple[Batch, Any, int]]:
         """One epoch as it comes; with `pad`, short batches get the first's size."""
         size = 0
-        for raw in itertools.islice(self._open(), self._steps_per_epoch):
+        opened = self._kept(self._open())
+        for raw in itertools.islice(opened, self._steps_per_epoch):
             batch = host_batch(raw)
             count = num_examples(batch)
             size = max(count, size)
@@ -164,8 +199,8 @@ class Loader(AbstractSource):
 
 def _fitting(
     iterator: Iterator[Any], fit: Shaping, most: int | None
-) -> Iterator[list[Any]]:
-    """The arrays of up to `most` batches that are not left out."""
+) -> Iterator[tuple[list[Any], Form]]:
+    """The arrays of up to `most` batches that are not left out, and their form."""
     found = map(fit, iterator)
     return itertools.islice((x for x in found if x is not None), most)
 

@@ -14,9 +14,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from trainer._tree import describe, first_difference
+from trainer._tree import describe
 from trainer._types import Batch, Key, Model
 from trainer.data._source import AbstractSource, Feed, Item, num_examples, Wanted
+from trainer.recompiles._differences import first_difference
 
 
 class AbstractSampler(eqx.Module):
@@ -121,7 +122,7 @@ class Sampled(AbstractSource):
     def feed(self, wanted: Wanted) -> Feed:
         """A step for as long as steps are wanted."""
         del wanted
-        return Feed(itertools.repeat(Item([], 0)), tuple)
+        return Feed(itertools.repeat(Item([], 0)), lambda _: ())
 
     def num_steps(self, num_epochs: int) -> int | None:
         """There are no epochs."""

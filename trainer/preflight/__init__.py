@@ -1,0 +1,1 @@
+"""A look at a program before it is trained."""
