@@ -111,7 +111,8 @@ class Entries(Remembered):
 
     def _grown(self, now: Any, by_key: bool) -> Change | None:
         names: set[Any] = {*(now if by_key else held_by(now)).keys()}
-        names = names - self.known if self._scope is None else names.intersection(self._scope)
+        if self._scope is not None:
+            names = names.intersection(self._scope)
         for name in names - self.known:
             if by_key:
                 return changed_to(MISSING, now[name], f"[{name!r}]")
