@@ -112,5 +112,5 @@ def test_links_to_files(name):
 def test_readme_has_one_line_for_the_tests():
     """The script that checks everything looks for it after this comment."""
     after = (ROOT / "README.md").read_text().split("<!-- tests -->\n")[1]
-    found = re.match(r"```bash\n(python3.*-m pytest)\n```", after)
+    found = re.match(r"```bash\n(python3.*-m pytest -m 'not slow')\n```", after)
     assert found is not None
