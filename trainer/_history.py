@@ -73,10 +73,10 @@ class History(Mapping[str, Any]):
             return
         if self._first is None:
             self._first = first_step
-        before = np.arange(self._first, first_step)
         now = first_step + np.arange(len(next(iter(rows.values()))))
         for name, values in rows.items():
-            if name not in self._reported and len(before):
+            if name not in self._reported and first_step > self._first:
+                before = np.arange(self._first, first_step)
                 self._append(name, before, _absent(len(before), values.dtype))
             self._append(name, now, values)
         for name in self._reported - rows.keys():
