@@ -93,13 +93,18 @@ def one_step(
     epoch: Any,
 ) -> tuple[TrainState, dict[str, Metric]]:
     """Make one step, from state to state, with the metrics that it reports."""
-    key = jr.fold_in(state.key, state.step)
-    at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
-    batch, mask, carry = source.fetch(
-        resident, content, state.source, state.model, **at
-    )
+    batch, mask, carry = fetched(state, source, resident, content)
     state, metrics = program.step(state, batch, mask, epoch, carry)
     return jtu.tree_map(strong, state), metrics
+
+
+def fetched(
+    state: TrainState, source: AbstractSource, resident: PyTree, content: PyTree
+) -> tuple[PyTree, Any, PyTree]:
+    """The batch that a step of a state sees, its mask, and the source's next carry."""
+    key = jr.fold_in(state.key, state.step)
+    at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
+    return source.fetch(resident, content, state.source, state.model, **at)
 
 
 def check_carry(before: TrainState, after: TrainState) -> None:

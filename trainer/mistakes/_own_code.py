@@ -2,17 +2,16 @@
 
 import functools
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
+
+from trainer.mistakes._user_code import is_of_user
 
 
 _LIBRARIES = frozenset(
     ("jax", "jaxlib", "equinox", "optax", "numpy", "jaxtyping", "trainer")
 )
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def top_of(value: Any) -> str:
@@ -46,6 +45,4 @@ def _is_installed(top: str) -> bool:
     )
     if file is None:
         return top in sys.stdlib_module_names
-    parts = Path(file).parts
-    standard = sysconfig.get_path("stdlib")
-    return any(name in parts for name in _INSTALLED) or file.startswith(standard)
+    return not is_of_user(file)

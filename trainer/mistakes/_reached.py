@@ -15,6 +15,7 @@ from trainer._tree import modules_in
 from trainer.mistakes._own_code import is_of_library
 from trainer.mistakes._silent import Place, place_in
 from trainer.mistakes._user_code import is_of_user
+from trainer.recompiles._plain import closure, defaults_of
 
 
 _MOST_FUNCTIONS = 1000
@@ -101,20 +102,11 @@ def line_of(instruction: dis.Instruction) -> int | None:
 
 
 def _own(function: types.FunctionType, words: set[str]) -> Iterator[Variable]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for name, cell in cells:
-        # A variable that has no value yet has an empty cell.
-        with contextlib.suppress(ValueError):
-            yield Variable("Variable", name, "", cell.cell_contents)
+    for name, value in closure(function).items():
+        yield Variable("Variable", name, "", value)
     for name in sorted(words & function.__globals__.keys()):
         yield Variable("Global", name, "", function.__globals__[name])
-    code, defaults = function.__code__, function.__defaults__ or ()
-    named = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    given = {
-        **dict(zip(named, defaults, strict=True)),
-        **(function.__kwdefaults__ or {}),
-    }
-    for name, value in given.items():
+    for name, value in defaults_of(function).items():
         yield Variable("Default", name, function.__name__, value)
 
 

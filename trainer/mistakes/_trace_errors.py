@@ -14,7 +14,13 @@ from trainer._tree import describe, path_name
 from trainer.mistakes._deleted import is_deleted
 from trainer.mistakes._form_errors import OF_FORMS
 from trainer.mistakes._known_errors import of_assignment, of_item, of_name, Said
-from trainer.mistakes._user_code import defined_at, Frame, name_of, user_frame
+from trainer.mistakes._user_code import (
+    defined_at,
+    Frame,
+    name_of,
+    traceback_of,
+    user_frame,
+)
 from trainer.mistakes._value_errors import OF_VALUES
 
 
@@ -132,11 +138,8 @@ def check_constants(closed: Any) -> None:
 
 
 def _used_at(jaxpr: Any, name: Any) -> TracebackType | None:
-    """The traceback of the first operation on a variable.
-
-    JAX documents no way from an operation to its line. Without it the message has none.
-    """
+    """The traceback of the first operation on a variable, if that is known."""
     users = (eqn for eqn in jaxpr.eqns if any(v is name for v in eqn.invars))
-    found = getattr(getattr(next(users, None), "source_info", None), "traceback", None)
+    found = traceback_of(next(users, None))
     as_python = getattr(found, "as_python_traceback", None)
     return None if as_python is None else as_python()

@@ -144,6 +144,14 @@ def _as_frame(step: TracebackType) -> Frame:
     return Frame(file_name(filename), line, text, True)
 
 
+def traceback_of(eqn: Any) -> Any:
+    """Where an operation of a jaxpr was made; None if that is not known.
+
+    JAX documents no way from an operation to its line.
+    """
+    return getattr(getattr(eqn, "source_info", None), "traceback", None)
+
+
 def file_name(filename: str) -> str:
     """A file's name; a cell of a notebook has one that says nothing."""
     path = Path(filename)

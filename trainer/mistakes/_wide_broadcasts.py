@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from trainer._cost import inner_jaxprs
 from trainer.mistakes._silent import Mistake, Place
-from trainer.mistakes._user_code import is_of_user
+from trainer.mistakes._user_code import is_of_user, traceback_of
 
 
 _ELEMENTWISE = {
@@ -120,8 +120,7 @@ def _place(eqn: Any) -> Place | None:
     None for what this package or an optimizer does: JAX notes the calls since the trace
     began. They are no part of its documented interface: without them, nothing is told.
     """
-    traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
+    for frame in getattr(traceback_of(eqn), "frames", ()):
         if is_of_user(frame.file_name):
             return Place(frame.file_name, frame.line_num)
     return None

@@ -1,13 +1,14 @@
 """What is wrong with a program at its first step, in words."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer._state import TrainState
 from trainer.mistakes._user_code import defined_at
 from trainer.preflight._first_look import first_bad, FirstLook
 from trainer.preflight._pieces import Leaf
+from trainer.preflight._table import some
 
 
 _MOST_PATHS = 3
@@ -67,8 +68,9 @@ def faults_in(seen: FirstLook, leaves: Mapping[str, Leaf]) -> Iterator[str]:
                 "the first such number is made."
             )
         elif bad:
+            paths = some([f"`{path}`" for path in bad], _MOST_PATHS)
             yield (
-                f"The gradient of `{name}`{place} by {_paths(bad)} is not finite, "
+                f"The gradient of `{name}`{place} by {paths} is not finite, "
                 f"where the loss is {loss.value:.4g}. A root or a norm at 0, or "
                 "`jnp.where` around what is infinite, does this: put `jnp.where` "
                 "inside, as in `jnp.sqrt(jnp.where(x > 0, x, 1.0))`."
@@ -85,11 +87,3 @@ def faults_after(found: Any, after: TrainState) -> Iterator[str]:
             f"The first step makes `{path}` not finite, though the loss is finite. "
             "Look at the update, the optimizer's learning rate, and the transforms."
         )
-
-
-def _paths(paths: Iterable[str]) -> str:
-    """A few paths, and how many more there are."""
-    paths = [f"`{path}`" for path in paths]
-    more = len(paths) - _MOST_PATHS
-    shown = ", ".join(paths[:_MOST_PATHS])
-    return f"{shown} and {more:,} more" if more > 0 else shown

@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.extend
 import jax.numpy as jnp
-import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
@@ -15,6 +14,7 @@ from jaxtyping import PyTree
 from trainer._grad import value_and_grad
 from trainer._state import TrainState
 from trainer._step import CompiledStep
+from trainer._traced_step import fetched
 from trainer._tree import canonical, describe, parameters, path_name
 from trainer.data import AbstractSource, Chunk
 from trainer.data._source import num_examples
@@ -86,9 +86,7 @@ def look(
     placed = lambda tree: canonical(tree, copy=False, home=home)
 
     def fetch(resident: PyTree, content: PyTree, state: TrainState) -> Any:
-        key = jr.fold_in(state.key, state.step)
-        at = {"step": state.step, "key": key, "num_steps": state.memory.num_steps}
-        return source.fetch(resident, content, state.source, state.model, **at)[:2]
+        return fetched(state, source, resident, content)[:2]
 
     def differentiate(leaf: Leaf, model: PyTree, batch: PyTree, mask: Any) -> Any:
         now = leaf.given._replace(mask=mask)

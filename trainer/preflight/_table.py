@@ -14,11 +14,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def some(texts: Sequence[str]) -> str:
+def some(texts: Sequence[str], most: int = _MOST_NAMED) -> str:
     """The first few of several, and how many there are beside them."""
-    left = len(texts) - _MOST_NAMED
+    left = len(texts) - most
     more = f" and {left:,} more" if left > 0 else ""
-    return f"{', '.join(texts[:_MOST_NAMED])}{more}"
+    return f"{', '.join(texts[:most])}{more}"
 
 
 def wrapped(text: str, indent: str, rest: str | None = None) -> list[str]:

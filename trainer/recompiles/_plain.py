@@ -220,6 +220,13 @@ def _parts(value: Any) -> Mapping[Any, Any] | None:
     return {"": wrapped} if wrapped else held or None
 
 
+def defaults_of(function: types.FunctionType) -> dict[str, Any]:
+    """The defaults of a function's arguments, by name."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}
+
+
 def closure(function: types.FunctionType) -> dict[str, Any]:
     """Variables of the functions around one, as they are now."""
     found = {}

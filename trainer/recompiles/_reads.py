@@ -16,7 +16,7 @@ from trainer.mistakes._own_code import is_of_library, top_of
 from trainer.mistakes._user_code import file_name
 from trainer.recompiles._attributes import attribute, held_by, is_class, MISSING
 from trainer.recompiles._look import Look
-from trainer.recompiles._plain import closure, Remembered, SIMPLE
+from trainer.recompiles._plain import closure, defaults_of, Remembered, SIMPLE
 from trainer.recompiles._uses import NO_USES, Uses, uses
 
 
@@ -279,10 +279,7 @@ def _variables(
     for name in (used.globals & shared.keys()) - used.assigned:
         read = functools.partial(shared.get, name, MISSING)
         yield "Global", name, shared[name], read
-    defaults = function.__defaults__ or ()
-    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
-    by_place = zip(reversed(arguments), reversed(defaults), strict=False)
-    for name, value in {**dict(by_place), **(function.__kwdefaults__ or {})}.items():
+    for name, value in defaults_of(function).items():
         yield "Default", name, value, lambda value=value: value
     for name in used.imports:
         package = f"{shared.get('__package__')}.{name}".rstrip(".")
